@@ -1,0 +1,1 @@
+"""What the agent's process does: spans into a journal, nothing else."""

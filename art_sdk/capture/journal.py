@@ -1,0 +1,198 @@
+"""The journal: an append-only file per process, from which nothing is ever dropped.
+
+Invariant: when `append` returns, the records are in the file system's hands, and a `kill -9` of
+this process loses none of them. The file is a sequence of frames
+
+    magic (4 bytes) | length (u32) | CRC-32 of the payload (u32) | payload (msgpack record)
+
+and a reader that meets a torn or corrupt frame skips to the next magic whose checksum holds, so a
+bad frame costs that frame alone. The owner holds a lock on its file for as long as it lives; a file
+that can be locked has lost its owner and belongs to whoever drains it next.
+"""
+
+import fcntl
+import logging
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from .records import Record, decode, encode
+
+log = logging.getLogger("art_sdk.journal")
+
+MAGIC = b"ARTj"
+SUFFIX = ".journal"
+_HEADER = struct.Struct("<4sII")
+
+
+def frame(record: Record) -> bytes:
+    payload = encode(record)
+    return _HEADER.pack(MAGIC, len(payload), zlib.crc32(payload)) + payload
+
+
+def _nobody() -> None:
+    """Called after each append while no writer listens."""
+
+
+class Journal:
+    """This process's own journal file. Safe to use from every thread.
+
+    `dropped` counts the records that the file system refused (disk full): capture goes on, the
+    user's code is not told, the log says so once.
+    """
+
+    def __init__(self, directory: Path, segment_bytes: int) -> None:
+        self.directory = directory
+        self.dropped = 0
+        self.on_append: Callable[[], None] = _nobody
+        self._segment_bytes = segment_bytes
+        self._lock = threading.Lock()
+        self._segment = 0
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.prefix = f"{time.time_ns():x}-{os.getpid()}-{os.urandom(3).hex()}"
+        self._open_segment()
+
+    def _open_segment(self) -> None:
+        # The final name appears only under the lock, or a drainer could take the file for an orphan's.
+        path = self.directory / f"{self.prefix}-{self._segment:04d}{SUFFIX}"
+        temporary = path.with_suffix(".new")
+        self._fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        os.rename(temporary, path)
+        self.path = path
+        self.size = 0
+
+    def append(self, *records: Record) -> None:
+        """Write the records in one `os.write`. Never raises for what the disk does."""
+        data = b"".join(map(frame, records))
+        with self._lock:
+            try:
+                if self.size and self.size + len(data) > self._segment_bytes:
+                    self._rotate()
+                written = os.write(self._fd, data)
+                self.size += written
+                if written < len(data):
+                    raise OSError(f"only {written} of {len(data)} bytes were written")
+            except OSError as error:
+                if not self.dropped:
+                    log.error("journal %s: %s; records are being dropped, see art doctor", self.path, error)
+                self.dropped += len(records)
+        self.on_append()
+
+    def _rotate(self) -> None:
+        previous = self._fd
+        self._segment += 1
+        self._open_segment()
+        os.close(previous)
+
+    def close(self) -> None:
+        """Let go of the file; what is not yet in the store stays on disk for the next process."""
+        with self._lock:
+            os.close(self._fd)
+
+
+def read_frames(data: bytes | memoryview) -> Iterator[tuple[int, Record | None]]:
+    """Yield `(end offset, record)` for each whole frame in `data`; None where bytes were unreadable.
+
+    Stops before a last frame that is not complete: its owner may still be writing it.
+    """
+    view = memoryview(data)
+    position = 0
+    while position + _HEADER.size <= len(view):
+        magic, length, checksum = _HEADER.unpack_from(view, position)
+        end = position + _HEADER.size + length
+        if magic == MAGIC and end <= len(view):
+            payload = view[position + _HEADER.size : end]
+            if zlib.crc32(payload) == checksum:
+                yield end, _decode(payload)
+                position = end
+                continue
+        following = _next_frame(view, position + 1)
+        if following is None:
+            return
+        yield following, None
+        position = following
+
+
+def _decode(payload: memoryview) -> Record | None:
+    try:
+        return decode(bytes(payload))
+    except msgspec.DecodeError:  # a record kind of another version of this library
+        return None
+
+
+def _next_frame(view: memoryview, start: int) -> int | None:
+    """Offset of the next frame with a right checksum, or None."""
+    raw = bytes(view)
+    position = raw.find(MAGIC, start)
+    while position != -1:
+        if position + _HEADER.size <= len(raw):
+            _, length, checksum = _HEADER.unpack_from(raw, position)
+            payload = raw[position + _HEADER.size : position + _HEADER.size + length]
+            if len(payload) == length and zlib.crc32(payload) == checksum:
+                return position
+        position = raw.find(MAGIC, position + 1)
+    return None
+
+
+# This process's journal, opened with its first record and again in a forked child.
+
+_current: Journal | None = None
+_guard = threading.Lock()
+_on_open: list[Callable[[Journal], None]] = []
+
+
+def on_open(callback: Callable[[Journal], None]) -> None:
+    """Call `callback` with each journal that this process (or a forked child) opens."""
+    _on_open.append(callback)
+
+
+def current() -> Journal | None:
+    """This process's journal, or None while it has written nothing."""
+    return _current
+
+
+def append(*records: Record) -> None:
+    """Write to this process's journal, opening it first if need be."""
+    (_current or _open()).append(*records)
+
+
+def _open() -> Journal:
+    global _current
+    from ..settings import get_settings
+
+    with _guard:
+        if _current is None:
+            settings = get_settings()
+            journal = Journal(settings.home.resolve() / "journal", settings.journal_segment_bytes)
+            _current = journal
+            for callback in _on_open:
+                callback(journal)
+        return _current
+
+
+def close() -> None:
+    """Close this process's journal; the next record opens a new one."""
+    global _current
+    with _guard:
+        if _current is not None:
+            _current.close()
+            _current = None
+
+
+def _after_fork_in_child() -> None:
+    global _current, _guard
+    _guard = threading.Lock()
+    if _current is not None:
+        # Only our copy of the descriptor: the parent's lock stays with the parent.
+        os.close(_current._fd)
+        _current = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

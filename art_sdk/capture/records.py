@@ -1,0 +1,97 @@
+"""What a process writes to its journal and the store's writer applies: six kinds of record.
+
+Each record can be applied twice, or before the record that it refers to, and the store ends up
+the same. Times are nanoseconds since the epoch, ids are lower-case hex as in OpenTelemetry (a
+trajectory id is a trace id, 32 digits; a span id has 16).
+"""
+
+from typing import Any
+
+import msgspec
+
+
+class Content(msgspec.Struct, tag="content", frozen=True):
+    """A message, a tool definition or an image: stored once, under the hash of its bytes."""
+
+    hash: str
+    data: bytes
+
+
+class SpanStart(msgspec.Struct, tag="start", frozen=True):
+    """A span began. `parent_id` is None for the root, which is the trajectory itself."""
+
+    trajectory_id: str
+    span_id: str
+    parent_id: str | None
+    name: str
+    started_at: int
+    attributes: dict[str, Any]
+
+
+class SpanEnd(msgspec.Struct, tag="end", frozen=True):
+    """A span ended. Carries the whole span, so a lost start costs nothing."""
+
+    trajectory_id: str
+    span_id: str
+    parent_id: str | None
+    name: str
+    started_at: int
+    ended_at: int
+    attributes: dict[str, Any]
+    error: str | None = None
+
+
+class Reward(msgspec.Struct, tag="reward", frozen=True):
+    """A reward on a trajectory, or on one of its spans. A second one with the same id changes nothing."""
+
+    id: str
+    trajectory_id: str
+    span_id: str | None
+    name: str
+    value: float
+    source: str
+    created_at: int
+
+
+class Completion(msgspec.Struct, tag="completion", frozen=True):
+    """What an engine sampled for one choice of one LLM call.
+
+    `token_ids[i]` was sampled with `logprobs[i]` (natural log, under the sampling distribution)
+    after `prompt_ids + token_ids[:i]`. `version` is the number behind `policy@`; 0 is the base model.
+    """
+
+    response_id: str
+    choice: int
+    policy: str
+    version: int
+    prompt_ids: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+    sampling: dict[str, Any]
+    finish_reason: str | None
+    created_at: int
+    trajectory_id: str | None = None
+    span_id: str | None = None
+
+
+class Group(msgspec.Struct, tag="group", frozen=True):
+    """Trajectories that are compared with each other: announced before its members by `art.rollouts`."""
+
+    id: str
+    size: int
+    created_at: int
+
+
+Record = Content | SpanStart | SpanEnd | Reward | Completion | Group
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+
+
+def encode(record: Record) -> bytes:
+    return _encoder.encode(record)
+
+
+def decode(payload: bytes) -> Record:
+    """Raises `msgspec.ValidationError` or `msgspec.DecodeError` for what is no record."""
+    return _decoder.decode(payload)

@@ -1,0 +1,36 @@
+"""The one switch of all hooks, and the wall between their faults and the user's code."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+log = logging.getLogger("art_sdk.capture")
+errors: Counter[str] = Counter()
+"""Faults of capture's own hooks, by hook; each is logged the first time."""
+
+_on = False
+
+
+def is_on() -> bool:
+    return _on
+
+
+def turn(on: bool) -> None:
+    global _on
+    _on = on
+
+
+def guarded(hook: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R | None:
+    """Call a hook. What it raises is counted and logged once; the caller goes on with None."""
+    try:
+        return hook(*args, **kwargs)
+    except Exception:
+        name = hook.__qualname__
+        errors[name] += 1
+        if errors[name] == 1:
+            log.exception("capture: %s failed; the call itself is untouched, further failures are only counted", name)
+        return None

@@ -1,0 +1,55 @@
+"""Every `ART_*` environment variable, in one place.
+
+Read when first needed and again after `reset()`; nothing here is read at import.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from .errors import ConfigError
+
+
+class Settings(BaseSettings):
+    """What the environment says. `art up` prints the few that an agent in another shell needs."""
+
+    model_config = SettingsConfigDict(env_prefix="ART_", frozen=True, extra="ignore")
+
+    home: Path = Path(".art")
+    """Folder of the journal, the default store, the versions and the logs."""
+    store_url: str = ""
+    """SQLAlchemy URL of the trajectory store; empty: `sqlite:///{home}/art.db`."""
+    policy: str | None = None
+    """Policy of trajectories whose decorator names none."""
+    gateway_url: str = ""
+    """Base URL of the gateway (`http://127.0.0.1:8000/v1`): calls to it carry the trajectory's id."""
+    engine_python: str = ""
+    """Interpreter that runs vLLM; empty: this one."""
+    group_size: int = Field(default=8, ge=1, le=4096)
+    """Trajectories of one task key are gathered into groups of at most this many."""
+    group_wait: float = Field(default=2.0, ge=0)
+    """Seconds that such a group stays open for more members after its first one has ended."""
+    group_deadline: float = Field(default=600.0, gt=0)
+    """Seconds after which a group is used without the rewards and members that it still lacks."""
+    journal_segment_bytes: int = Field(default=64 << 20, ge=4096)
+    """A journal file of this size is closed and the next one begun."""
+
+    def resolved_store_url(self) -> str:
+        return self.store_url or f"sqlite:///{self.home.resolve() / 'art.db'}"
+
+
+@lru_cache(maxsize=1)
+def get_settings() -> Settings:
+    """The settings of this process. Raises `ConfigError` that names the variable at fault."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        faults = "; ".join(f"ART_{str(e['loc'][0]).upper()}={e['input']!r}: {e['msg']}" for e in error.errors())
+        raise ConfigError(f"wrong environment variable: {faults}") from error
+
+
+def reset() -> None:
+    """Read the environment again at the next `get_settings()`."""
+    get_settings.cache_clear()

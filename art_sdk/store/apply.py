@@ -1,0 +1,161 @@
+"""Journal records become rows.
+
+Invariant: applying any records, in any order, any number of times, ends in the same rows. Each kind
+inserts what is new and leaves what is there; only the end of a span overwrites its start.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Table, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from ..capture import spans as names
+from ..capture.records import Completion, Content, Group, Record, Reward, SpanEnd, SpanStart
+from ..settings import Settings
+from . import tables as t
+from .queue import join_derived_group, refresh_groups
+from .reading import pack
+
+ENDED = ("finished", "failed", "cancelled", "abandoned")
+
+
+def apply(connection: Connection, records: Iterable[Record], *, journal: str, settings: Settings, now: int) -> None:
+    """Write the records in the caller's transaction. `now` is in nanoseconds since the epoch."""
+    by_kind: dict[type, list[Any]] = {}
+    for record in records:
+        by_kind.setdefault(type(record), []).append(record)
+    starts: list[SpanStart] = by_kind.get(SpanStart, [])
+    ends: list[SpanEnd] = by_kind.get(SpanEnd, [])
+    rewards: list[Reward] = by_kind.get(Reward, [])
+    completions: list[Completion] = by_kind.get(Completion, [])
+
+    insert_new(connection, t.contents, [{"hash": c.hash, "data": c.data} for c in by_kind.get(Content, ())])
+    insert_new(connection, t.groups, [_announced(group, settings) for group in by_kind.get(Group, ())])
+    insert_new(connection, t.trajectories, [_trajectory(s, journal) for s in starts if s.parent_id is None])
+    insert_new(connection, t.spans, [_span(start) for start in starts])
+    upsert(connection, t.trajectories, [_trajectory(e, journal) for e in ends if e.parent_id is None], _ENDING)
+    upsert(
+        connection, t.spans, [_span(end) for end in ends], ("ended_at", "error", "attributes", "response_id", "name")
+    )
+    insert_new(connection, t.rewards, [msgspec.structs.asdict(reward) for reward in rewards])
+    insert_new(connection, t.completions, [_completion(completion) for completion in completions])
+
+    ended = [end.trajectory_id for end in ends if end.parent_id is None]
+    _sum_rewards(connection, {reward.trajectory_id for reward in rewards} | set(ended))
+    for end in ends:
+        if end.parent_id is None and names.GROUP_ID not in end.attributes and end.attributes.get(names.TRAIN, True):
+            join_derived_group(connection, end.trajectory_id, end.attributes.get(names.TASK_KEY), settings, now)
+    touched = (
+        {r.trajectory_id for r in rewards} | set(ended) | {c.trajectory_id for c in completions if c.trajectory_id}
+    )
+    refresh_groups(connection, _groups_of(connection, touched), now)
+
+
+_ENDING = ("status", "ended_at", "input", "output", "error", "policy", "details")
+
+
+def _trajectory(root: SpanStart | SpanEnd, journal: str) -> dict[str, Any]:
+    a = dict(root.attributes)
+    ended = isinstance(root, SpanEnd)
+    columns = {
+        "id": root.trajectory_id,
+        "name": a.pop(names.TRAJECTORY_NAME, root.name),
+        "policy": a.pop(names.POLICY, None),
+        "status": a.pop(names.STATUS, "finished" if ended else "running"),
+        "started_at": root.started_at,
+        "ended_at": root.ended_at if isinstance(root, SpanEnd) else None,
+        "input": a.pop(names.INPUT, None),
+        "output": a.pop(names.OUTPUT, None),
+        "error": root.error if isinstance(root, SpanEnd) else None,
+        "group_id": a.pop(names.GROUP_ID, None),
+        "task_key": a.pop(names.TASK_KEY, None),
+        "parent_id": a.pop(names.PARENT_TRAJECTORY, None),
+        "train": a.pop(names.TRAIN, True),
+        "journal": journal,
+    }
+    if metadata := a.pop(names.METADATA, None):
+        a["metadata"] = msgspec.json.decode(metadata)
+    return columns | {"details": {key: value for key, value in a.items() if not key.startswith("gen_ai.")}}
+
+
+def _span(span: SpanStart | SpanEnd) -> dict[str, Any]:
+    return {
+        "trajectory_id": span.trajectory_id,
+        "span_id": span.span_id,
+        "parent_id": span.parent_id,
+        "name": span.name,
+        "operation": span.attributes.get(names.OPERATION),
+        "response_id": span.attributes.get(names.RESPONSE_ID),
+        "started_at": span.started_at,
+        "ended_at": span.ended_at if isinstance(span, SpanEnd) else None,
+        "error": span.error if isinstance(span, SpanEnd) else None,
+        "attributes": span.attributes,
+    }
+
+
+def _completion(completion: Completion) -> dict[str, Any]:
+    return msgspec.structs.asdict(completion) | {
+        "prompt_ids": pack("I", completion.prompt_ids),
+        "token_ids": pack("I", completion.token_ids),
+        "logprobs": pack("f", completion.logprobs),
+    }
+
+
+def _announced(group: Group, settings: Settings) -> dict[str, Any]:
+    deadline = group.created_at + int(settings.group_deadline * 1e9)
+    return {
+        "id": group.id,
+        "task_key": None,
+        "size": group.size,
+        "status": "open",
+        "closes_at": None,
+        "deadline": deadline,
+        "check_at": deadline,
+    }
+
+
+def _sum_rewards(connection: Connection, trajectory_ids: set[str]) -> None:
+    total = select(func.sum(t.rewards.c.value)).where(t.rewards.c.trajectory_id == t.trajectories.c.id)
+    for chunk in chunks(sorted(trajectory_ids)):
+        connection.execute(
+            update(t.trajectories).where(t.trajectories.c.id.in_(chunk)).values(reward=total.scalar_subquery())
+        )
+
+
+def _groups_of(connection: Connection, trajectory_ids: set[str]) -> set[str]:
+    c = t.trajectories.c
+    found: set[str] = set()
+    for chunk in chunks(sorted(trajectory_ids)):
+        query = select(c.group_id).where(c.id.in_(chunk), c.group_id.is_not(None)).distinct()
+        found.update(connection.execute(query).scalars())
+    return found
+
+
+def chunks(values: Sequence[str], size: int = 500) -> Iterable[Sequence[str]]:
+    """Databases bound the number of parameters of one statement."""
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
+
+
+def insert_new(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
+    """Insert the rows whose key is not there yet."""
+    if rows:
+        connection.execute(_insert(connection, table).on_conflict_do_nothing(), rows)
+
+
+def upsert(connection: Connection, table: Table, rows: list[dict[str, Any]], overwrite: Sequence[str]) -> None:
+    """Insert the rows; where the key is there, overwrite the columns named."""
+    if rows:
+        statement = _insert(connection, table)
+        statement = statement.on_conflict_do_update(
+            index_elements=list(table.primary_key.columns),
+            set_={name: statement.excluded[name] for name in overwrite},
+        )
+        connection.execute(statement, rows)
+
+
+def _insert(connection: Connection, table: Table) -> Any:
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    return dialect.insert(table)

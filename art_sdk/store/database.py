@@ -1,0 +1,131 @@
+"""A connection to the store: SQLite or Postgres, migrated to this code's schema before first use.
+
+Reads and writes are separate on purpose. A SQLite write transaction begins with `BEGIN IMMEDIATE`:
+one that first reads and then wants to write fails under load however long it may wait.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, SQLAlchemyError
+
+from ..errors import StoreError
+
+SCHEMA = "0001"
+_BUSY_MS = 30_000
+_WRITE = "art_write"
+
+
+class Database:
+    """The engine of one store URL. Open with `Database(url)`, which migrates; safe to share between threads."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.engine = _create(url)
+        try:
+            self._migrate()
+        except DatabaseError as error:
+            raise StoreError(f"cannot use the trajectory store {self.name}: {_cause(error)}") from error
+
+    @property
+    def name(self) -> str:
+        """The URL without its password."""
+        return self.engine.url.render_as_string(hide_password=True)
+
+    @property
+    def dialect(self) -> str:
+        return self.engine.dialect.name
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        with self._errors(), self.engine.connect() as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        with (
+            self._errors(),
+            self.engine.connect().execution_options(**{_WRITE: True}) as connection,
+            connection.begin(),
+        ):
+            yield connection
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as error:
+            raise StoreError(f"the trajectory store {self.name} failed: {_cause(error)}") from error
+
+    def _migrate(self) -> None:
+        if self._revision() == SCHEMA:
+            return
+        from .migrate import upgrade
+
+        with self.write() as connection:
+            if self.dialect == "postgresql":
+                connection.execute(text("SELECT pg_advisory_xact_lock(7310837)"))
+            upgrade(connection, self.name)
+
+    def _revision(self) -> str | None:
+        with self.read() as connection:
+            if not inspect(connection).has_table("alembic_version"):
+                return None
+            return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def _create(url: str) -> Engine:
+    try:
+        parsed = make_url(url)
+        if parsed.drivername in ("postgresql", "postgres"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+            raise StoreError(f"the trajectory store must be sqlite:/// or postgresql://, got {parsed.drivername}://")
+        engine = create_engine(parsed, pool_pre_ping=parsed.get_backend_name() == "postgresql")
+    except (ArgumentError, NoSuchModuleError, ValueError) as error:
+        raise StoreError("the trajectory store's URL is not one: expected sqlite:///path or postgresql://…") from error
+    if engine.dialect.name == "sqlite":
+        _create_file(engine.url.database)
+        event.listen(engine, "connect", _on_sqlite_connect)
+        event.listen(engine, "begin", _on_sqlite_begin)
+    return engine
+
+
+def _create_file(path: str | None) -> None:
+    """The file holds what users wrote to the agent: only its owner may read it."""
+    if not path or path == ":memory:":
+        return
+    file = Path(path)
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not file.exists():
+            os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise StoreError(f"cannot create the trajectory store {file}: {error.strerror}") from error
+
+
+def _on_sqlite_connect(connection: sqlite3.Connection, _: Any) -> None:
+    connection.isolation_level = None  # SQLAlchemy's begin event says BEGIN, not the driver
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+    cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.execute("PRAGMA synchronous = NORMAL")
+    cursor.close()
+
+
+def _on_sqlite_begin(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get(_WRITE) else "BEGIN")
+
+
+def _cause(error: SQLAlchemyError) -> str:
+    original = getattr(error, "orig", None)
+    return str(original or error).strip().splitlines()[0]

@@ -1,0 +1,244 @@
+"""Reading the store: trajectories with their spans, messages and tokens."""
+
+import json
+import sys
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, select
+
+from ..capture import spans as names
+from ..capture.records import Completion
+from ..errors import StoreError
+from . import tables as t
+from .database import Database
+
+_SHOWN = {
+    names.INPUT_MESSAGES: "gen_ai.input.messages",
+    names.OUTPUT_MESSAGES: "gen_ai.output.messages",
+    names.TOOL_DEFINITIONS: "gen_ai.tool.definitions",
+    names.TOOL_ARGUMENTS: "gen_ai.tool.call.arguments",
+    names.TOOL_RESULT: "gen_ai.tool.call.result",
+    names.INPUT: names.INPUT,
+    names.OUTPUT: names.OUTPUT,
+}
+"""Attributes that hold hashes of content, and the names under which the content is shown."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """One operation. `attributes` has the conventions' names, messages included."""
+
+    trajectory_id: str
+    span_id: str
+    parent_id: str | None
+    name: str
+    operation: str | None
+    started_at: int
+    ended_at: int | None
+    error: str | None
+    attributes: dict[str, Any] = field(repr=False)
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.ended_at is None else (self.ended_at - self.started_at) / 1e9
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One run of an agent, as stored. Its parts are read when asked for."""
+
+    id: str
+    name: str
+    policy: str | None
+    status: str
+    started_at: int
+    ended_at: int | None
+    reward: float | None
+    error: str | None
+    group_id: str | None
+    parent_id: str | None
+    train: bool
+    details: dict[str, Any]
+    _database: Database = field(repr=False, compare=False)
+    _content: tuple[str | None, str | None] = field(repr=False, default=(None, None))
+
+    @cached_property
+    def input(self) -> Any:
+        """The function's arguments, by name."""
+        return self._resolved[0]
+
+    @cached_property
+    def output(self) -> Any:
+        """What the function returned."""
+        return self._resolved[1]
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """In order of their start; the root is first."""
+        with self._database.read() as connection:
+            return read_spans(connection, self.id)
+
+    @cached_property
+    def completions(self) -> tuple[Completion, ...]:
+        """What the engine sampled for it, in order of time."""
+        with self._database.read() as connection:
+            return read_completions(connection, [self.id])
+
+    @cached_property
+    def rewards(self) -> tuple[dict[str, Any], ...]:
+        """Each reward record, in order of time."""
+        query = select(t.rewards).where(t.rewards.c.trajectory_id == self.id).order_by(t.rewards.c.created_at)
+        with self._database.read() as connection:
+            return tuple(dict(row) for row in connection.execute(query).mappings())
+
+    @cached_property
+    def outcomes(self) -> tuple[dict[str, Any], ...]:
+        """What training made of it: one entry per policy, with its reason or the tokens used."""
+        query = select(t.outcomes).where(t.outcomes.c.trajectory_id == self.id)
+        with self._database.read() as connection:
+            return tuple(dict(row) for row in connection.execute(query).mappings())
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The last LLM call's input and output: for a chat agent, the whole conversation."""
+        calls = [span for span in self.spans if span.operation in names.LLM_OPERATIONS]
+        if not calls:
+            return []
+        last = calls[-1].attributes
+        return [*last.get("gen_ai.input.messages", []), *last.get("gen_ai.output.messages", [])[:1]]
+
+    @cached_property
+    def _resolved(self) -> tuple[Any, Any]:
+        wanted = [identity for identity in self._content if identity]
+        with self._database.read() as connection:
+            found = read_contents(connection, wanted)
+        given, returned = self._content
+        return found.get(given) if given else None, found.get(returned) if returned else None
+
+
+class Store:
+    """A trajectory store opened for reading. A context manager."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.database.close()
+
+    def trajectories(
+        self, *, name: str | None = None, status: str | None = None, policy: str | None = None, limit: int | None = None
+    ) -> Iterator[Trajectory]:
+        """Newest first. `policy` also finds those that a policy answered without being named."""
+        c = t.trajectories.c
+        query = select(t.trajectories).order_by(c.started_at.desc(), c.id).limit(limit)
+        if name is not None:
+            query = query.where(c.name == name)
+        if status is not None:
+            query = query.where(c.status == status)
+        if policy is not None:
+            answered = select(t.completions.c.trajectory_id).where(t.completions.c.policy == policy)
+            query = query.where((c.policy == policy) | c.id.in_(answered))
+        with self.database.read() as connection:
+            for row in connection.execution_options(yield_per=200).execute(query).mappings():
+                yield _trajectory(self.database, row)
+
+    def trajectory(self, identity: str) -> Trajectory:
+        """By id, or by the start of one. Raises `StoreError` where it is unknown or ambiguous."""
+        query = select(t.trajectories).where(t.trajectories.c.id.startswith(identity, autoescape=True)).limit(2)
+        with self.database.read() as connection:
+            rows = connection.execute(query).mappings().all()
+        if len(rows) != 1:
+            found = "no trajectory" if not rows else "more than one trajectory"
+            raise StoreError(f"{found} in {self.database.name} has an id that starts with {identity!r}: see art traces")
+        return _trajectory(self.database, rows[0])
+
+
+def _trajectory(database: Database, row: RowMapping) -> Trajectory:
+    columns = {name: row[name] for name in Trajectory.__dataclass_fields__ if not name.startswith("_")}
+    return Trajectory(**columns, _database=database, _content=(row["input"], row["output"]))
+
+
+def read_spans(connection: Connection, trajectory_id: str) -> tuple[Span, ...]:
+    """The spans of a trajectory with their content, in order of their start."""
+    c = t.spans.c
+    query = select(t.spans).where(c.trajectory_id == trajectory_id).order_by(c.started_at, c.parent_id.is_not(None))
+    rows = connection.execute(query).mappings().all()
+    hashes = {h for row in rows for key in _SHOWN for h in _hashes(row["attributes"].get(key))}
+    contents = read_contents(connection, sorted(hashes))
+    return tuple(
+        Span(
+            **{name: row[name] for name in Span.__dataclass_fields__ if name != "attributes"},
+            attributes=_with_content(row["attributes"], contents),
+        )
+        for row in rows
+    )
+
+
+def _hashes(value: Any) -> list[str]:
+    return value if isinstance(value, list) else [value] if value else []
+
+
+def _with_content(attributes: dict[str, Any], contents: dict[str, Any]) -> dict[str, Any]:
+    shown = {}
+    for key, value in attributes.items():
+        if key in _SHOWN:
+            found = [contents.get(h, {"missing": h}) for h in _hashes(value)]
+            shown[_SHOWN[key]] = found if isinstance(value, list) else found[0]
+        else:
+            shown[key] = value
+    return shown
+
+
+def read_contents(connection: Connection, hashes: Sequence[str]) -> dict[str, Any]:
+    """Content by hash, decoded."""
+    found: dict[str, Any] = {}
+    for start in range(0, len(hashes), 500):
+        query = select(t.contents).where(t.contents.c.hash.in_(hashes[start : start + 500]))
+        found |= {row.hash: json.loads(row.data) for row in connection.execute(query)}
+    return found
+
+
+def read_completions(
+    connection: Connection, trajectory_ids: Iterable[str], policy: str | None = None
+) -> tuple[Completion, ...]:
+    """The completions of some trajectories, in order of time."""
+    c = t.completions.c
+    query = select(t.completions).where(c.trajectory_id.in_(list(trajectory_ids))).order_by(c.created_at, c.choice)
+    if policy is not None:
+        query = query.where(c.policy == policy)
+    return tuple(
+        Completion(
+            **{
+                **row,
+                "prompt_ids": unpack("I", row["prompt_ids"]).tolist(),
+                "token_ids": unpack("I", row["token_ids"]).tolist(),
+                "logprobs": unpack("f", row["logprobs"]).tolist(),
+            }
+        )
+        for row in connection.execute(query).mappings()
+    )
+
+
+def pack(code: str, values: Iterable[float]) -> bytes:
+    """Numbers as little-endian u32 ("I") or f32 ("f")."""
+    packed = array(code, values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack(code: str, data: bytes) -> "array[Any]":
+    values = array(code)
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

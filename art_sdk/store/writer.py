@@ -1,0 +1,186 @@
+"""The writer: a thread that drains journals into the store, its own process's and those of the dead.
+
+Position and rows are written in one transaction, so a writer killed at any moment continues where
+the store says. While the store is away the records wait in the journal; the log says so once.
+"""
+
+import fcntl
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+from sqlalchemy import delete, select, update
+
+from ..capture.journal import SUFFIX, Journal, read_frames
+from ..capture.records import Record
+from ..errors import StoreError
+from ..settings import Settings
+from . import tables as t
+from .apply import apply, upsert
+from .database import Database
+from .queue import refresh_groups
+
+log = logging.getLogger("art_sdk.store")
+
+_READ_BYTES = 8 << 20
+_GATHER_SECONDS = 0.01
+_ORPHANS_SECONDS = 5.0
+
+
+class Writer:
+    """Drains `journal` and, beside it, what other processes left in its folder."""
+
+    def __init__(self, journal: Journal, settings: Settings) -> None:
+        self._journal = journal
+        self._settings = settings
+        self._database: Database | None = None
+        self._positions: dict[str, int] = {}
+        self._wake = threading.Event()
+        self._drained = threading.Condition()
+        self._requested = 0
+        self._served = 0
+        self._stopping = False
+        self._failing = False
+        self._thread = threading.Thread(target=self._run, name="art-writer", daemon=True)
+        journal.on_append = self._wake.set
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until all that is in the journal now is in the store. False when `timeout` seconds were not enough."""
+        if not self._thread.is_alive():
+            return False
+        with self._drained:
+            self._requested += 1
+            ours = self._requested
+            self._wake.set()
+            return self._drained.wait_for(lambda: self._served >= ours, timeout)
+
+    def stop(self, timeout: float) -> bool:
+        """Drain once more and end the thread. False where something stays in the journal for the next process."""
+        drained = self.flush(timeout)
+        self._stopping = True
+        self._wake.set()
+        self._thread.join(timeout)
+        return drained
+
+    def leave(self) -> None:
+        """After `stop`, with the journal closed: delete a journal that is all in the store."""
+        if self._thread.is_alive() or self._database is None:
+            return
+        path = self._journal.path
+        try:
+            if path.stat().st_size == self._positions.get(path.name):
+                self._abandon(path)
+                self._delete(path)
+        except (StoreError, OSError) as error:
+            log.warning("journal %s stays for the next process: %s", path, error)
+        self._database.close()
+
+    def _run(self) -> None:
+        orphans_at = 0.0
+        while not self._stopping:
+            self._wake.clear()
+            serving = self._requested
+            try:
+                self._drain_own()
+                if time.monotonic() >= orphans_at:
+                    self._drain_orphans()
+                    orphans_at = time.monotonic() + _ORPHANS_SECONDS
+            except (StoreError, OSError) as error:
+                if not self._failing:
+                    log.error("%s; records wait in %s until it is back", error, self._journal.directory)
+                self._failing = True
+                time.sleep(0.2)
+                continue
+            if self._failing:
+                log.warning("the trajectory store is back")
+            self._failing = False
+            with self._drained:
+                self._served = serving
+                self._drained.notify_all()
+            if self._wake.wait(1.0) and self._served == self._requested:
+                time.sleep(_GATHER_SECONDS)  # records come in bursts: one transaction for each burst
+
+    def _drain_own(self) -> None:
+        prefix = self._journal.prefix
+        for path in sorted(self._journal.directory.glob(f"{prefix}-*{SUFFIX}")):
+            current = path == self._journal.path
+            self._drain(path)
+            if not current:
+                self._delete(path)
+
+    def _drain_orphans(self) -> None:
+        for path in sorted(self._journal.directory.glob(f"*{SUFFIX}")):
+            if path.name.startswith(self._journal.prefix):
+                continue
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue  # its owner lives
+            else:
+                self._drain(path)
+                self._abandon(path)
+                self._delete(path)
+            finally:
+                os.close(descriptor)
+
+    def _drain(self, path: Path) -> None:
+        database = self._open()
+        position = self._positions.get(path.name)
+        if position is None:
+            with database.read() as connection:
+                query = select(t.journals.c.position).where(t.journals.c.file == path.name)
+                position = connection.execute(query).scalar() or 0
+        while True:
+            with path.open("rb") as file:
+                file.seek(position)
+                data = file.read(_READ_BYTES)
+                frames = list(read_frames(data))
+                if not frames and len(data) == _READ_BYTES:  # one record larger than a read
+                    data += file.read()
+                    frames = list(read_frames(data))
+            if not frames:
+                break
+            records: list[Record] = [record for _, record in frames if record is not None]
+            corrupt = len(frames) - len(records)
+            if corrupt:
+                log.error("journal %s: %d unreadable records were skipped", path, corrupt)
+            position += frames[-1][0]
+            with database.write() as connection:
+                apply(connection, records, journal=_owner(path), settings=self._settings, now=time.time_ns())
+                row = {"file": path.name, "position": position, "corrupt": corrupt}
+                upsert(connection, t.journals, [row], ("position",))
+            self._positions[path.name] = position
+
+    def _abandon(self, path: Path) -> None:
+        """What a dead process had begun and not ended was abandoned."""
+        c = t.trajectories.c
+        running = (c.journal == _owner(path)) & (c.status == "running")
+        with self._open().write() as connection:
+            groups = connection.execute(select(c.group_id).where(running, c.group_id.is_not(None))).scalars().all()
+            connection.execute(update(t.trajectories).where(running).values(status="abandoned"))
+            refresh_groups(connection, set(groups), time.time_ns())
+
+    def _delete(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self._positions.pop(path.name, None)
+        with self._open().write() as connection:
+            connection.execute(delete(t.journals).where(t.journals.c.file == path.name))
+
+    def _open(self) -> Database:
+        if self._database is None:
+            self._database = Database(self._settings.resolved_store_url())
+        return self._database
+
+
+def _owner(path: Path) -> str:
+    """The process that a journal file belongs to: its name without the segment's number."""
+    return path.name.rpartition("-")[0]
