@@ -1,0 +1,56 @@
+"""The gateway's process: API, router and publisher in one event loop, completions into its own journal.
+
+Run by `python -m art_sdk.backend.serve OPTIONS.json`, with both keys in the environment.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from .. import lifecycle
+from ..capture import journal
+from ..store import steps
+from ..store.database import Database
+from .engine import HOST, EngineClient
+from .gateway import create_app
+from .options import ENGINE_KEY, GATEWAY_KEY, BackendOptions
+from .publisher import Publisher
+from .router import PolicyRouter
+
+
+async def serve(options: BackendOptions, gateway_key: str, engine_key: str) -> None:
+    """Serve until the process is told to end."""
+    engine_url = f"http://{HOST}:{options.engine_port}"
+    database = Database(options.store_url)
+    steps.register_policy(database, options.policy, options.base_model)
+    router = PolicyRouter(engine_url, engine_key)
+    app = create_app(router=router, policies={options.policy}, record=journal.append, api_key=gateway_key)
+    config = uvicorn.Config(app, host=HOST, port=options.gateway_port, log_level="warning", access_log=False)
+    async with EngineClient(engine_url, engine_key) as engine:
+        publisher = Publisher(options, database, engine, router)
+        publishing = asyncio.create_task(publisher.run())
+        try:
+            await uvicorn.Server(config).serve()
+        finally:
+            publishing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await publishing
+    database.close()
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("LiteLLM").setLevel(logging.WARNING)
+    options = BackendOptions.model_validate_json(Path(sys.argv[1]).read_text())
+    asyncio.run(serve(options, os.environ[GATEWAY_KEY], os.environ[ENGINE_KEY]))
+    lifecycle.shutdown()
+
+
+if __name__ == "__main__":
+    main()

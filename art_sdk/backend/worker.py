@@ -1,0 +1,152 @@
+"""The worker: claim ready groups, take a step, save the version, record it. In its own process.
+
+A version's folder is complete before the store knows of it, and the store learns of the version and
+of its groups being trained on in one transaction. So a worker that dies at any moment loses at most
+the step in flight: its lease runs out, the folder that no row names is removed, and the next worker
+goes on from the last recorded version. Run by `python -m art_sdk.backend.worker OPTIONS.json`.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..errors import TrainingError
+from ..store import queue, steps
+from ..store.batch import ClaimedGroup, Outcome
+from ..store.database import Database
+from ..store.reasons import Reason
+from ..store.steps import Step
+from ..training.step import StepResult, Trainer
+from .options import BackendOptions
+
+log = logging.getLogger("art_sdk.worker")
+
+_POLL_SECONDS = 0.1
+
+
+class Worker:
+    """Trains one policy, step after step."""
+
+    def __init__(self, options: BackendOptions, database: Database) -> None:
+        self._options = options
+        self._database = database
+        self._owner = f"{os.uname().nodename}:{os.getpid()}:{time.time_ns():x}"
+        steps.register_policy(database, options.policy, options.base_model)
+        recorded = [version for version in steps.versions(database, options.policy) if version.path]
+        _remove_unrecorded(options.versions_dir, {Path(version.path) for version in recorded if version.path})
+        resume = Path(recorded[-1].path) if recorded and recorded[-1].path else None
+        self._trainer = Trainer(options.base_model, options.lora, options.training, resume=resume)
+        log.info("policy %s: training on from version %d", options.policy, self._trainer.version)
+
+    def run(self) -> None:
+        """Train for ever."""
+        while True:
+            self.run_step()
+
+    def run_step(self) -> Step | None:
+        """Wait for enough ready groups and take one step; None where another worker was faster."""
+        self._wait_for_groups()
+        started_at = time.time_ns()
+        with self._lease() as groups:
+            if not groups:
+                return None
+            result = self._learn(groups)
+            path = self._options.version_path(self._trainer.version) if result.learned else None
+            if path is not None:
+                self._trainer.save(path)
+            step = steps.record_step(
+                self._database,
+                self._options.policy,
+                owner=self._owner,
+                groups=groups,
+                outcomes=result.outcomes,
+                metrics=result.metrics,
+                started_at=started_at,
+                version=self._trainer.version if result.learned else None,
+                path=path,
+                note=result.why or None,
+            )
+        _report(step)
+        return step
+
+    def _wait_for_groups(self) -> None:
+        options = self._options
+        waiting_since: float | None = None
+        while True:
+            ready = queue.queued(self._database, options.policy, time.time_ns())
+            if ready >= options.groups_per_step:
+                return
+            now = time.monotonic()
+            waiting_since = (waiting_since or now) if ready else None
+            if waiting_since is not None and now - waiting_since >= options.batch_wait:
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _learn(self, groups: Sequence[ClaimedGroup]) -> StepResult:
+        try:
+            return self._trainer.step(groups)
+        except TrainingError as error:  # the weights are untouched: the data is at fault, and is not tried again
+            outcomes = tuple(
+                Outcome(member.trajectory_id, tokens=0, reason=Reason.NOT_FINITE)
+                for g in groups
+                for member in g.members
+            )
+            return StepResult(False, str(error), outcomes, {"groups": float(len(groups))})
+
+    @contextlib.contextmanager
+    def _lease(self) -> Iterator[list[ClaimedGroup]]:
+        """Claimed groups, kept ours while the step lasts, given back where it fails."""
+        policy, seconds = self._options.policy, self._options.lease_seconds
+        groups = queue.claim(
+            self._database, policy, owner=self._owner, limit=self._options.groups_per_step, lease_seconds=seconds
+        )
+        stop = threading.Event()
+
+        def heartbeat() -> None:
+            while not stop.wait(seconds / 3):
+                queue.renew(self._database, policy, owner=self._owner, lease_seconds=seconds)
+
+        thread = threading.Thread(target=heartbeat, name="art-lease", daemon=True)
+        thread.start()
+        try:
+            yield groups
+        finally:
+            stop.set()
+            thread.join()
+            queue.release(self._database, policy, owner=self._owner)
+
+
+def _remove_unrecorded(versions_dir: Path, recorded: set[Path]) -> None:
+    """A folder that the store does not know was written by a worker that died before it could record it."""
+    for path in sorted(versions_dir.glob("*")):
+        if path not in recorded:
+            log.warning("removing %s: its step was never recorded", path)
+            shutil.rmtree(path)
+
+
+def _report(step: Step) -> None:
+    if step.version is None:
+        log.warning("step %d of %s: %s", step.step, step.policy, step.note)
+    else:
+        m = step.metrics
+        log.info(
+            "step %d made %s@%d: reward %.3f, %d tokens, ratio %.4f, mismatch %.4f nats, %.1f s",
+            *(step.step, step.policy, step.version, m["reward_mean"], m["tokens"], m["ratio_mean"], m["mismatch_abs"]),
+            m["seconds"],
+        )
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    options = BackendOptions.model_validate_json(Path(sys.argv[1]).read_text())
+    Worker(options, Database(options.store_url)).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""The `art` command: the loop without code, and a look into the store.
+
+Each command is one file; none imports torch, litellm or vLLM.
+"""
+
+import logging
+import sys
+
+import typer
+
+from ..errors import ArtError
+from . import doctor, status, traces, up, versions
+from .console import errors
+
+app = typer.Typer(
+    name="art",
+    help="Capture agents, train them on their rewards, serve what they learned.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("up")(up.up)
+app.command("status")(status.status)
+app.command("traces")(traces.traces)
+app.command("versions")(versions.versions)
+app.command("doctor")(doctor.doctor)
+
+
+def main() -> None:
+    """Run the command; what is wrong is said in one line, without a traceback."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    try:
+        app()
+    except ArtError as error:
+        errors.print(f"art: {error}", style="red", markup=False, highlight=False)
+        sys.exit(1)

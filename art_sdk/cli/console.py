@@ -1,0 +1,29 @@
+"""Where the commands print, and the few things that all of them print alike."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .. import settings
+from ..store import Store, open_store
+
+console = Console()
+errors = Console(stderr=True)
+
+StoreOption = Annotated[
+    str | None, typer.Option("--store", help="URL of the trajectory store; ART_STORE_URL by default.")
+]
+
+
+def existing_store(url: str | None) -> Store:
+    """Open a store to look into it: a SQLite file that isn't there is an error, not a new store."""
+    url = url or settings.get_settings().resolved_store_url()
+    return open_store(url, create=False)
+
+
+def when(nanoseconds: int | None) -> str:
+    if nanoseconds is None:
+        return ""
+    return datetime.fromtimestamp(nanoseconds / 1e9, UTC).astimezone().strftime("%m-%d %H:%M:%S")

@@ -1,0 +1,13 @@
+"""Groups of trajectories in, a new adapter version out: no server and no store needed.
+
+    options.py      what can be chosen, with bounds
+    tokens.py       which trajectories can be learned from, and why the others can't
+    advantages/     rewards of a group to one advantage per trajectory
+    batch.py        calls to padded rows, rows to log-probabilities of the sampled tokens
+    losses/         log-probabilities and advantages to a loss per token
+    model.py        base model and adapter
+    step.py         the recipe: one optimizer update of a policy
+    checkpoints.py  a version directory, written whole or not at all
+
+Nothing is imported here, so that the options and the selection can be used without torch.
+"""

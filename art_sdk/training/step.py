@@ -1,0 +1,293 @@
+"""GRPO on a LoRA adapter: one call of `Trainer.step` is one optimizer update, and one new version.
+
+What it is: group-relative advantages, one per trajectory; the ratio is taken against the log-
+probabilities of the sampler itself, so a stale or differently rounded sampler is corrected for; one
+pass over the data, one update. What was left out, and why: no KL term and no reference model (the
+adapter starts at the base and moves little), no value network (the group is the baseline), no second
+epoch over a step's data (fresh samples are cheap beside their staleness), no learning rate schedule
+(a policy that serves has no last step).
+
+A step learns or changes nothing: weights, moments and version are untouched when it raises, and when
+there is nothing to learn from.
+"""
+
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+
+from ..errors import ConfigError, TrainingError
+from ..store.batch import ClaimedGroup, Outcome
+from ..store.reasons import Reason
+from .advantages import ADVANTAGES
+from .batch import MicroBatch, micro_batches, token_logprobs
+from .checkpoints import ProbeSequence, TrainerState, read_state, restore, save_version
+from .losses import LOSSES, LossInputs, LossOutputs
+from .model import load_policy
+from .options import LoraOptions, TrainingOptions
+from .tokens import Call, select
+
+_PROBE_SEQUENCES = 4
+_PROBE_TOKENS = 512
+
+_Algorithm = TypeVar("_Algorithm")
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step did. `outcomes` has one entry for every member of every group.
+
+    `metrics`, always: `seconds`; `groups`, the number claimed; `zero_variance_groups`, the share of
+    them with equal rewards; `reward_mean` and `reward_std` over all finished members with a reward (0
+    without one); `trajectories`, `calls` and `tokens` trained on.
+    When it learned also: `loss`; `grad_norm` before clipping; `ratio_mean`, `ratio_max`;
+    `mismatch_abs`, mean |log π - log μ|; `mismatch_kl`, mean r - 1 - log r, which estimates KL(μ‖π);
+    `clip_fraction`; `entropy`, estimated as the mean of -log π over the sampled tokens;
+    `staleness_mean`, versions between sampling and training, mean over calls.
+    """
+
+    learned: bool
+    why: str
+    """Why nothing was learned, in one sentence; empty when something was."""
+    outcomes: tuple[Outcome, ...]
+    metrics: dict[str, float]
+
+
+class Trainer:
+    """Holds the policy's weights and optimizer between steps."""
+
+    def __init__(
+        self, base_model: str, lora: LoraOptions, options: TrainingOptions, resume: Path | None = None
+    ) -> None:
+        """`resume` is the directory of a saved version: training goes on exactly where it stopped.
+
+        Raises `ConfigError` for an unknown loss or advantage, `TrainingError` for what can't be loaded.
+        """
+        self._loss = _registered("loss", options.loss, LOSSES)
+        self._advantage = _registered("advantage", options.advantage, ADVANTAGES)
+        self.base_model = base_model
+        self.lora = lora
+        self.options = options
+        self.version = 0 if resume is None else self._check_resumable(resume)
+        self.model: PeftModel = load_policy(base_model, lora, resume, seed=options.seed)
+        self._parameters = [weight for weight in self.model.parameters() if weight.requires_grad]
+        self._optimizer = torch.optim.AdamW(
+            self._parameters, lr=options.learning_rate, weight_decay=options.weight_decay
+        )
+        if resume is not None:
+            restore(resume, self._optimizer)
+        self._learned_from: tuple[Call, ...] = ()
+
+    def step(self, groups: Sequence[ClaimedGroup]) -> StepResult:
+        """One update from `groups`. `version` goes up by one if something was learned.
+
+        Raises `TrainingError`, naming the trajectories, for a loss or gradient that is not finite.
+        """
+        started = time.perf_counter()
+        selection = select(groups, current_version=self.version, options=self.options)
+        metrics = _claim_metrics(groups, selection.left_out)
+        if not selection.groups:
+            metrics |= {"trajectories": 0, "calls": 0, "tokens": 0, "seconds": time.perf_counter() - started}
+            return StepResult(False, _why_nothing(groups, selection.left_out), selection.left_out, metrics)
+
+        advantages: dict[str, float] = {}
+        for group in selection.groups:
+            rewards = [candidate.reward for candidate in group]
+            for candidate, advantage in zip(group, self._advantage(rewards, self.options), strict=True):
+                advantages[candidate.trajectory_id] = advantage
+        candidates = [candidate for group in selection.groups for candidate in group]
+        calls = tuple(call for candidate in candidates for call in candidate.calls)
+        tokens = sum(len(call.token_ids) for call in calls)
+
+        self._optimizer.zero_grad()
+        scored: list[tuple[LossInputs, LossOutputs]] = []
+        for batch in micro_batches(calls, self.options.micro_batch_tokens, self.model.device):
+            inputs = LossInputs(
+                logprobs=token_logprobs(self.model, batch),
+                sampler_logprobs=batch.sampler_logprobs_T,
+                advantages=_per_token(advantages, batch),
+                rows=batch.rows_T,
+            )
+            outputs = self._loss(inputs, self.options)
+            _check_losses(outputs.losses, batch)
+            torch.autograd.backward(outputs.losses.sum() / tokens)
+            self._check_gradients(batch)
+            scored.append(
+                (
+                    replace(inputs, logprobs=inputs.logprobs.detach()),
+                    replace(outputs, losses=outputs.losses.detach()),
+                )
+            )
+        grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.options.max_grad_norm)
+        self._optimizer.step()
+
+        metrics |= _token_metrics(scored)
+        metrics |= {
+            "grad_norm": float(grad_norm),
+            "trajectories": len(candidates),
+            "calls": len(calls),
+            "tokens": tokens,
+            "staleness_mean": statistics.fmean(self.version - call.version for call in calls),
+        }
+        outcomes = tuple(
+            Outcome(
+                candidate.trajectory_id,
+                tokens=sum(len(call.token_ids) for call in candidate.calls),
+                advantage=advantages[candidate.trajectory_id],
+            )
+            for candidate in candidates
+        )
+        self.version += 1
+        self._learned_from = calls
+        metrics["seconds"] = time.perf_counter() - started
+        return StepResult(True, "", outcomes + selection.left_out, metrics)
+
+    def save(self, directory: Path) -> None:
+        """Write the version that the last step made. Raises `TrainingError` if `directory` exists, or
+        if no step has learned since this trainer was made."""
+        if not self._learned_from:
+            raise TrainingError(f"there is no new version to save: nothing was learned since {self.version}.")
+        save_version(
+            directory,
+            model=self.model,
+            optimizer=self._optimizer,
+            state=TrainerState(version=self.version, base_model=self.base_model, lora=self.lora, options=self.options),
+            probe=self._probe(),
+        )
+
+    def _probe(self) -> list[ProbeSequence]:
+        """Distinct sequences spread over the step's calls, cut to fit, under the adapter and without it."""
+        distinct = {(call.prompt_ids, call.token_ids): call for call in self._learned_from}
+        calls = list(distinct.values())
+        spread = calls[:: math.ceil(len(calls) / _PROBE_SEQUENCES)]
+        batches = list(micro_batches([_cut(call) for call in spread], _PROBE_TOKENS, self.model.device))
+        with torch.no_grad():
+            adapted = [token_logprobs(self.model, batch) for batch in batches]
+            with self.model.disable_adapter():
+                base = [token_logprobs(self.model, batch) for batch in batches]
+        if not torch.cat(adapted).isfinite().all():
+            raise TrainingError(
+                f"version {self.version} gives log-probabilities that are not finite: it was not saved. "
+                "Lower learning_rate and resume from the version before."
+            )
+        return [
+            ProbeSequence(
+                call.prompt_ids,
+                call.token_ids,
+                tuple(adapted_T[batch.rows_T == row].tolist()),
+                tuple(base_T[batch.rows_T == row].tolist()),
+            )
+            for batch, adapted_T, base_T in zip(batches, adapted, base, strict=True)
+            for row, call in enumerate(batch.calls)
+        ]
+
+    def _check_resumable(self, directory: Path) -> int:
+        saved = read_state(directory)
+        if (saved.base_model, saved.lora) != (self.base_model, self.lora):
+            raise TrainingError(
+                f"{directory} was trained on {saved.base_model!r} with {saved.lora!r}, not on "
+                f"{self.base_model!r} with {self.lora!r}: use the former, or start from the base model."
+            )
+        return saved.version
+
+    def _check_gradients(self, batch: MicroBatch) -> None:
+        norm = torch.nn.utils.get_total_norm([w.grad for w in self._parameters if w.grad is not None])
+        if not norm.isfinite():
+            names = sorted({call.trajectory_id for call in batch.calls})
+            raise TrainingError(
+                f"a gradient of {float(norm)} from a micro-batch of trajectories {', '.join(names)}: "
+                "nothing was changed. Leave them out, or lower micro_batch_tokens to find the one."
+            )
+
+
+def _registered(kind: str, name: str, registry: Mapping[str, _Algorithm]) -> _Algorithm:
+    if name not in registry:
+        raise ConfigError(f"{kind}={name!r} is unknown; choose one of {', '.join(sorted(registry))}.")
+    return registry[name]
+
+
+def _per_token(advantages: Mapping[str, float], batch: MicroBatch) -> Tensor:
+    per_row = torch.tensor([advantages[call.trajectory_id] for call in batch.calls], device=batch.rows_T.device)
+    return per_row[batch.rows_T]
+
+
+def _check_losses(losses_T: Tensor, batch: MicroBatch) -> None:
+    broken = (~losses_T.isfinite()).nonzero()
+    if len(broken):
+        token = int(broken[0])
+        call = batch.calls[int(batch.rows_T[token])]
+        raise TrainingError(
+            f"a loss of {losses_T[token].item()} for trajectory {call.trajectory_id}, sampled by version "
+            f"{call.version}: nothing was changed. Leave it out, or look at its log-probabilities."
+        )
+
+
+def _cut(call: Call) -> Call:
+    token_ids = call.token_ids[: _PROBE_TOKENS // 2]
+    room = _PROBE_TOKENS - len(token_ids)
+    return replace(
+        call,
+        prompt_ids=call.prompt_ids[-room:],
+        token_ids=token_ids,
+        logprobs=call.logprobs[: len(token_ids)],
+        temperature=1.0,
+    )
+
+
+def _claim_metrics(groups: Sequence[ClaimedGroup], left_out: Sequence[Outcome]) -> dict[str, float]:
+    rewards = [
+        member.reward
+        for group in groups
+        for member in group.members
+        if member.status == "finished" and member.reward is not None and math.isfinite(member.reward)
+    ]
+    return {
+        "groups": len(groups),
+        "zero_variance_groups": len(_zero_variance(groups, left_out)) / len(groups) if groups else 0.0,
+        "reward_mean": statistics.fmean(rewards) if rewards else 0.0,
+        "reward_std": statistics.pstdev(rewards) if rewards else 0.0,
+    }
+
+
+def _token_metrics(scored: Sequence[tuple[LossInputs, LossOutputs]]) -> dict[str, float]:
+    logprobs_T = torch.cat([inputs.logprobs for inputs, _ in scored])
+    log_ratios_T = logprobs_T - torch.cat([inputs.sampler_logprobs for inputs, _ in scored])
+    ratios_T = torch.cat([outputs.ratios for _, outputs in scored])
+    return {
+        "loss": float(torch.cat([outputs.losses for _, outputs in scored]).mean()),
+        "ratio_mean": float(ratios_T.mean()),
+        "ratio_max": float(ratios_T.max()),
+        "mismatch_kl": float((ratios_T - 1 - log_ratios_T).mean()),
+        "mismatch_abs": float(log_ratios_T.abs().mean()),
+        "clip_fraction": float(torch.cat([outputs.clipped for _, outputs in scored]).float().mean()),
+        "entropy": float(-logprobs_T.mean()),
+    }
+
+
+def _zero_variance(groups: Sequence[ClaimedGroup], left_out: Sequence[Outcome]) -> list[set[float]]:
+    """The rewards of each group that was left out because they are equal."""
+    ids = {outcome.trajectory_id for outcome in left_out if outcome.reason is Reason.ZERO_VARIANCE}
+    rewards = ({m.reward for m in group.members if m.trajectory_id in ids and m.reward is not None} for group in groups)
+    return [values for values in rewards if values]
+
+
+def _why_nothing(groups: Sequence[ClaimedGroup], left_out: Sequence[Outcome]) -> str:
+    if not left_out:
+        return "nothing to learn from: no trajectory was claimed"
+    parts = []
+    flat = _zero_variance(groups, left_out)
+    if flat:
+        values = set().union(*flat)
+        detail = f"all rewards {values.pop()}" if len(values) == 1 else "rewards equal inside each group"
+        parts.append(f"{len(flat)} of {len(groups)} groups zero_variance ({detail})")
+    counts = Counter(outcome.reason for outcome in left_out if outcome.reason is not Reason.ZERO_VARIANCE)
+    parts += [f"{count} trajectories {reason}" for reason, count in counts.most_common()]
+    return f"nothing to learn from: {', '.join(parts)}"
