@@ -11,6 +11,7 @@ Only the gateway may reach the engine: it listens on 127.0.0.1, and `/v1` wants 
 not guard vLLM's other routes, loopback does).
 """
 
+import json
 import logging
 import math
 import os
@@ -46,6 +47,8 @@ class EngineOptions(BaseModel):
     """Names that the base model itself answers to, for example `("support@0", "SmolLM2-135M-Instruct")`."""
     lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 16
     """Rank of every adapter. vLLM knows no others, and the cost of a call follows this number."""
+    lora_layers: tuple[str, ...] | None = None
+    """Last names of the layers that adapters may change; None: every linear layer but the head."""
     max_loras: int = Field(default=4, ge=1)
     """Versions in one batch. Calls to more wait, so it is at least the versions in flight and one."""
     max_cpu_loras: int = Field(default=8, ge=1)
@@ -85,6 +88,10 @@ def engine_argv(options: EngineOptions, port: int) -> list[str]:
     argv += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
     argv += ["--enable-lora", "--max-lora-rank", str(options.lora_rank)]
     argv += ["--max-loras", str(options.max_loras), "--max-cpu-loras", str(options.max_cpu_loras)]
+    # Left to itself vLLM wraps the head too. That costs a product of rank and vocabulary for each token, and
+    # on a CPU the engine dies when it scores a prompt (the probe does) while it samples for somebody else.
+    if lora_layers := options.lora_layers or linear_layers(Path(options.base_model)):
+        argv += ["--lora-target-modules", *lora_layers]
     if options.max_model_len is not None:
         argv += ["--max-model-len", str(options.max_model_len)]
     kv_cache_gb = options.kv_cache_gb
@@ -97,6 +104,19 @@ def engine_argv(options: EngineOptions, port: int) -> list[str]:
     if options.tool_call_parser is not None:
         argv += ["--enable-auto-tool-choice", "--tool-call-parser", options.tool_call_parser]
     return [*argv, *options.extra_args]
+
+
+def linear_layers(base_model: Path) -> tuple[str, ...]:
+    """Last names of the matrices in the model's layers (`q_proj`, …), sorted; empty if it has no safetensors files."""
+    found = set()
+    for file in sorted(base_model.glob("*.safetensors")):
+        with file.open("rb") as opened:
+            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        for name, tensor in header.items():
+            path = name.split(".")
+            if "layers" in path and path[-1] == "weight" and len(tensor["shape"]) == 2:
+                found.add(path[-2])
+    return tuple(sorted(found))
 
 
 def engine_env(options: EngineOptions, api_key: str, environ: Mapping[str, str]) -> dict[str, str]:

@@ -52,7 +52,7 @@ class LocalBackend:
             backend.wait_for_step()         # only where the program wants to go on after a step
 
     Args:
-        base_model: folder of the model, or its hub name if it is in the local cache.
+        base_model: folder of the model, or its name on the Hugging Face hub.
         policy: what agents ask for instead of a model.
         home, store: as `ART_HOME` and `ART_STORE_URL`.
         lora, training: the adapter's shape and how it is trained.
@@ -90,6 +90,7 @@ class LocalBackend:
             BackendOptions,
             policy=policy,
             base_model=_model(base_model),
+            base_name=Path(base_model).name,
             home=home,
             store_url=store or configured.store_url or f"sqlite:///{home / 'art.db'}",
             gateway_port=port or free_port(),
@@ -291,12 +292,22 @@ class LocalBackend:
 
 
 def _model(base_model: str | Path) -> str:
-    path = Path(base_model)
+    """Folder of the base model. Engine and trainer must read the same files, so a hub name is resolved once."""
+    path = Path(base_model).expanduser()
     if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"base_model {str(base_model)!r} is no model folder: it has no config.json")
         return str(path.resolve())
-    if isinstance(base_model, Path) or str(base_model).startswith((".", "/", "~")):
-        raise ConfigError(f"base_model {str(base_model)!r} is not a folder: give a model folder or a hub name")
-    return str(base_model)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return snapshot_download(str(base_model))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(
+            f"base_model {str(base_model)!r} is neither a folder nor a model that the Hugging Face hub or its local "
+            f"cache has ({type(error).__name__}): check the name, or download it first with hf download"
+        ) from error
 
 
 def _api_key(home: Path) -> str:

@@ -23,7 +23,9 @@ class BackendOptions(BaseModel):
     policy: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name that agents ask for."""
     base_model: str
-    """Folder of the base model, or its name on the Hugging Face hub if it is in the local cache."""
+    """Folder of the base model."""
+    base_name: str
+    """The name under which the base model itself can be asked for."""
     home: Path
     """Absolute path of the folder of journals, versions and logs."""
     store_url: str
@@ -45,11 +47,6 @@ class BackendOptions(BaseModel):
 
     def version_path(self, version: int) -> Path:
         return self.versions_dir / f"{version:06d}"
-
-    @property
-    def base_name(self) -> str:
-        """The name under which the base model itself can be asked for."""
-        return Path(self.base_model).name
 
 
 def checked(kind: type[Options], **values: Any) -> Options:

@@ -106,7 +106,9 @@ class Publisher:
         self._router.flip(policy, version.name)
         self._served[version.name] = version
         await asyncio.to_thread(steps.make_live, self._database, policy, version.version)
-        log.info("%s is answered by %s: %s", policy, version.name, result.reason)
+        log.info(
+            "%s is answered by %s: %s (share shown %.2f)", policy, version.name, result.reason, result.served_share
+        )
         await self._retire_old()
 
     async def _reject(self, version: Version, why: str) -> None:

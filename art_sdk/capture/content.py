@@ -6,15 +6,24 @@ What is plain data is kept whole. What is not (clients, locks, models) is descri
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections import deque
+from collections.abc import Iterator
+from datetime import date, time, timedelta
+from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
+from numbers import Integral, Real
+from pathlib import PurePath
+from types import MappingProxyType
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from .records import Content
 
 MAX_DEPTH = 32
+_WRITTEN_OUT = date | time | timedelta | UUID | PurePath | Decimal | Fraction
 
 
 def to_content(value: Any) -> Content:
@@ -28,27 +37,38 @@ def plain(value: Any) -> Any:
     return _plain(value, ())
 
 
+def clean(text: str) -> str:
+    """`text` as every store takes it: lone surrogates and NUL are written out instead of failing on them."""
+    if text.isascii():
+        return str(text).replace("\0", "\\0") if "\0" in text else str(text)
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+
+
 def _plain(value: Any, above: tuple[int, ...]) -> Any:
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, str):
-        # A lone surrogate is no text for UTF-8: keep it visible instead of failing on it.
-        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
     if isinstance(value, Enum):
         return _plain(value.value, above)
-    if isinstance(value, int):
-        return int(value) if -(1 << 63) <= value < 1 << 63 else str(int(value))
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, _WRITTEN_OUT):
+        return str(value)
+    if isinstance(value, Integral):  # numpy's too
+        number = int(value)
+        return number if -(1 << 63) <= number < 1 << 63 else hex(number)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, bytes | bytearray | memoryview):
         return {"type": type(value).__name__, "bytes": bytes(value).hex()}
     if id(value) in above or len(above) >= MAX_DEPTH:
         return {"type": type(value).__name__, "omitted": "cycle" if id(value) in above else "too deep"}
     below = (*above, id(value))
-    if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else str(_plain(key, below)): _plain(v, below) for key, v in value.items()}
-    if isinstance(value, Sequence | Set):
+    if isinstance(value, dict | MappingProxyType):
+        return {clean(k) if isinstance(k, str) else str(_plain(k, below)): _plain(v, below) for k, v in value.items()}
+    if isinstance(value, list | tuple | deque):
         return [_plain(item, below) for item in value]
+    if isinstance(value, set | frozenset):  # in an order that the next process finds again
+        return sorted((_plain(item, below) for item in value), key=repr)
     fields = dict(_fields(value))
     if fields:
         return _plain(fields, above)

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import msgspec
 
+from ..errors import ConfigError
+from .guard import guarded
 from .records import Record, decode, encode
 
 log = logging.getLogger("art_sdk.journal")
@@ -53,25 +55,33 @@ class Journal:
         self.on_append: Callable[[], None] = _nobody
         self._segment_bytes = segment_bytes
         self._lock = threading.Lock()
-        self._segment = 0
+        self._segment = -1
+        self._fd = -1
+        self._full: dict[Path, int] = {}
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.prefix = f"{time.time_ns():x}-{os.getpid()}-{os.urandom(3).hex()}"
         self._open_segment()
 
     def _open_segment(self) -> None:
         # The final name appears only under the lock, or a drainer could take the file for an orphan's.
-        path = self.directory / f"{self.prefix}-{self._segment:04d}{SUFFIX}"
+        segment = self._segment + 1
+        path = self.directory / f"{self.prefix}-{segment:04d}{SUFFIX}"
         temporary = path.with_suffix(".new")
-        self._fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        os.rename(temporary, path)
-        self.path = path
-        self.size = 0
+        fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            os.rename(temporary, path)
+        except OSError:
+            os.close(fd)
+            raise
+        self._segment, self._fd, self.path, self.size = segment, fd, path, 0
 
-    def append(self, *records: Record) -> None:
-        """Write the records in one `os.write`. Never raises for what the disk does."""
+    def append(self, *records: Record) -> bool:
+        """Write the records in one `os.write`. Never raises for what the disk does; False once it is closed."""
         data = b"".join(map(frame, records))
         with self._lock:
+            if self._fd == -1:
+                return False
             try:
                 if self.size and self.size + len(data) > self._segment_bytes:
                     self._rotate()
@@ -84,17 +94,35 @@ class Journal:
                     log.error("journal %s: %s; records are being dropped, see art doctor", self.path, error)
                 self.dropped += len(records)
         self.on_append()
+        return True
 
     def _rotate(self) -> None:
-        previous = self._fd
-        self._segment += 1
+        # A full segment stays locked until it is drained, or another process would take it for an orphan's.
+        path, fd = self.path, self._fd
         self._open_segment()
-        os.close(previous)
+        self._full[path] = fd
+
+    def is_full(self, path: Path) -> bool:
+        """Whether this is a segment of ours that nothing will be written to any more."""
+        with self._lock:
+            return path in self._full
+
+    def drained(self, path: Path) -> None:
+        """Let go of a full segment: all of it is in the store."""
+        with self._lock:
+            if path in self._full:
+                os.close(self._full.pop(path))
 
     def close(self) -> None:
-        """Let go of the file; what is not yet in the store stays on disk for the next process."""
+        """Let go of the files; what is not yet in the store stays on disk for the next process."""
         with self._lock:
-            os.close(self._fd)
+            self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        for fd in (*self._full.values(), self._fd):
+            os.close(fd)
+        self._full.clear()
+        self._fd = -1
 
 
 def read_frames(data: bytes | memoryview) -> Iterator[tuple[int, Record | None]]:
@@ -144,6 +172,7 @@ def _next_frame(view: memoryview, start: int) -> int | None:
 # This process's journal, opened with its first record and again in a forked child.
 
 _current: Journal | None = None
+_refused = False
 _guard = threading.Lock()
 _on_open: list[Callable[[Journal], None]] = []
 
@@ -159,21 +188,28 @@ def current() -> Journal | None:
 
 
 def append(*records: Record) -> None:
-    """Write to this process's journal, opening it first if need be."""
-    (_current or _open()).append(*records)
+    """Write to this process's journal, opening it first if need be. Where it can't be opened, the log says so once."""
+    while (journal := _current or _open()) is not None and not journal.append(*records):
+        pass  # closed by another thread between the two calls
 
 
-def _open() -> Journal:
-    global _current
+def _open() -> Journal | None:
+    global _current, _refused
     from ..settings import get_settings
 
     with _guard:
         if _current is None:
-            settings = get_settings()
-            journal = Journal(settings.home.resolve() / "journal", settings.journal_segment_bytes)
-            _current = journal
+            try:
+                settings = get_settings()
+                _current = Journal(settings.home.resolve() / "journal", settings.journal_segment_bytes)
+            except (OSError, ConfigError) as error:
+                if not _refused:
+                    log.error("no journal can be opened: %s; the agent runs on and nothing is captured", error)
+                _refused = True
+                return None
+            _refused = False
             for callback in _on_open:
-                callback(journal)
+                guarded(callback, _current)
         return _current
 
 
@@ -182,16 +218,16 @@ def close() -> None:
     global _current
     with _guard:
         if _current is not None:
-            _current.close()
-            _current = None
+            journal, _current = _current, None
+            journal.close()
 
 
 def _after_fork_in_child() -> None:
     global _current, _guard
     _guard = threading.Lock()
     if _current is not None:
-        # Only our copy of the descriptor: the parent's lock stays with the parent.
-        os.close(_current._fd)
+        # Only our copies of the descriptors: the parent's locks stay with the parent.
+        _current._close_descriptors()
         _current = None
 
 

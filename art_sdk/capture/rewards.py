@@ -14,10 +14,12 @@ from typing import Any
 
 from ..errors import RewardError
 from . import journal, spans
+from .content import clean
 from .records import Reward
 from .spans import LiveTrajectory
 
 _TRAJECTORY_ID = re.compile(r"[0-9a-f]{32}")
+_SPAN_ID = re.compile(r"[0-9a-f]{16}")
 
 
 def reward(
@@ -59,7 +61,7 @@ def give(live: LiveTrajectory, value: Any, *, name: str, span_id: str | None = N
     """Give a reward to a trajectory that is still running here."""
     record = make_record(value, live.id, name=name, span_id=span_id, key=key)
     journal.append(record)
-    live.rewards[record.id] = record.value
+    live.rewards.setdefault(record.id, record.value)  # the first of a key counts, as in the store
 
 
 def make_record(
@@ -72,20 +74,28 @@ def make_record(
     source: str = "code",
 ) -> Reward:
     """A checked reward record. Raises `RewardError`."""
-    if isinstance(value, bool):
-        value = float(value)
     if not isinstance(value, Real) and not hasattr(value, "__float__"):
         raise RewardError(f"a reward must be a number, got {value!r} ({type(value).__name__})")
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # an array, a tensor, 10**400
+        raise RewardError(f"a reward must be one number, got a {type(value).__name__}: {error}") from error
     if not math.isfinite(number):
         raise RewardError(
             f"a reward must be a finite number, got {number}: check the reward function for 0/0 or overflow"
         )
     if not isinstance(trajectory_id, str) or not _TRAJECTORY_ID.fullmatch(trajectory_id):
         raise RewardError(f"trajectory_id must be 32 lower-case hex digits, got {trajectory_id!r}")
+    if span_id is not None and (not isinstance(span_id, str) or not _SPAN_ID.fullmatch(span_id)):
+        raise RewardError(f"span_id must be 16 lower-case hex digits, got {span_id!r}")
+    if not isinstance(name, str) or not name:
+        raise RewardError(f"a reward's name must be a non-empty string, got {name!r}")
+    name = clean(name)
     identity = uuid.uuid4().hex
     if key is not None:
-        identity = hashlib.blake2b(f"{trajectory_id}\0{name}\0{key}".encode(), digest_size=16).hexdigest()
+        identity = hashlib.blake2b(
+            f"{trajectory_id}\0{name}\0{key}".encode("utf-8", "backslashreplace"), digest_size=16
+        ).hexdigest()
     return Reward(
         id=identity,
         trajectory_id=trajectory_id,

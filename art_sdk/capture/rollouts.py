@@ -95,7 +95,17 @@ def rollouts_sync(
     concurrency: int = 32,
     train: bool = True,
 ) -> list[RolloutGroup[T]]:
-    """`rollouts` for code that is not async."""
+    """`rollouts` for code that is not async.
+
+    Raises:
+        ConfigError: also where an event loop runs already, as in a notebook.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        raise ConfigError("art.rollouts_sync() was called inside a running event loop: use `await art.rollouts(...)`")
     return asyncio.run(rollouts(function, tasks, group_size=group_size, concurrency=concurrency, train=train))
 
 
@@ -117,6 +127,11 @@ async def _outcome(function: Callable[..., Any], task: Any) -> tuple[Any, BaseEx
     try:
         return await function(task), None
     except Exception as error:
+        return None, error
+    except asyncio.CancelledError as error:  # the agent's own doing, unless we are being cancelled
+        current = asyncio.current_task()
+        if current is None or current.cancelling():
+            raise
         return None, error
 
 

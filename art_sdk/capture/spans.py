@@ -10,6 +10,8 @@ hash, and the span holds the hashes (`art.input.messages`). The store puts them 
 
 import logging
 import os
+import re
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,11 +19,20 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context as otel_context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, format_span_id, format_trace_id
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    format_span_id,
+    format_trace_id,
+)
 from opentelemetry.trace.propagation import set_span_in_context
 
 from . import journal
-from .content import to_content
+from .content import clean, to_content
 from .records import Content, SpanEnd, SpanStart
 
 if TYPE_CHECKING:
@@ -151,12 +162,24 @@ def _identity(span: "ReadableSpan") -> dict[str, Any]:
     }
 
 
-def start_root(name: str, attributes: Mapping[str, Any]) -> LiveTrajectory:
+def start_root(name: str, attributes: Mapping[str, Any], inputs: Any) -> LiveTrajectory:
     """Start a trajectory: a span in a trace of its own, whatever is current."""
+    content = to_content(inputs)
+    journal.append(content)
     span = _tracer().start_span(
-        f"{INVOKE_AGENT} {name}", context=otel_context.Context(), attributes={OPERATION: INVOKE_AGENT, **attributes}
+        f"{INVOKE_AGENT} {name}",
+        context=otel_context.Context(),
+        attributes={OPERATION: INVOKE_AGENT, INPUT: content.hash, **attributes},
     )
-    return LiveTrajectory(id=format_trace_id(span.get_span_context().trace_id), name=name, root=span)
+    identity = format_trace_id(span.get_span_context().trace_id)
+    return LiveTrajectory(id=identity, name=name, root=span, written={content.hash})
+
+
+def lost_root(name: str) -> LiveTrajectory:
+    """A trajectory whose start failed: it has an id like any other, and nothing inside it is recorded."""
+    trace_id = int.from_bytes(os.urandom(16)) or 1
+    root = NonRecordingSpan(SpanContext(trace_id, span_id=int.from_bytes(os.urandom(8)) or 1, is_remote=False))
+    return LiveTrajectory(id=format_trace_id(trace_id), name=name, root=root)
 
 
 def start_span(operation: str, subject: str, attributes: Mapping[str, Any], parent: Span | None = None) -> Span:
@@ -177,15 +200,21 @@ def start_span(operation: str, subject: str, attributes: Mapping[str, Any], pare
 
 def set_content(span: Span, trajectory: LiveTrajectory, attribute: str, value: Any) -> None:
     """Write one value as content and note its hash on the span."""
-    span.set_attribute(attribute, _write(trajectory, [value])[0])
+    span.set_attribute(attribute, write_content(trajectory, value))
 
 
 def set_contents(span: Span, trajectory: LiveTrajectory, attribute: str, values: Sequence[Any]) -> None:
     """Write each value (a message, a tool definition) as content and note the hashes on the span."""
-    span.set_attribute(attribute, _write(trajectory, values))
+    span.set_attribute(attribute, write_contents(trajectory, values))
 
 
-def _write(trajectory: LiveTrajectory, values: Sequence[Any]) -> list[str]:
+def write_content(trajectory: LiveTrajectory, value: Any) -> str:
+    """Write one value as content. Its hash goes on a span: what is known at its start, with its start."""
+    return write_contents(trajectory, [value])[0]
+
+
+def write_contents(trajectory: LiveTrajectory, values: Sequence[Any]) -> list[str]:
+    """Write each value as content, once per trajectory, and return the hashes."""
     contents = [to_content(value) for value in values]
     new: dict[str, Content] = {c.hash: c for c in contents if c.hash not in trajectory.written}
     if new:
@@ -195,9 +224,34 @@ def _write(trajectory: LiveTrajectory, values: Sequence[Any]) -> list[str]:
 
 
 def fail(span: Span, error: BaseException) -> None:
-    """Mark the span as failed by `error`. It still has to be ended."""
+    """Mark the span as failed by `error`, or as cancelled. It still has to be ended."""
+    if is_cancel(error):
+        span.set_attribute(STATUS, "cancelled")
+        return
     span.set_attribute(ERROR_TYPE, type(error).__qualname__)
-    span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+    span.set_status(Status(StatusCode.ERROR, describe(error)))
+
+
+def is_cancel(error: BaseException) -> bool:
+    """The caller stopped waiting or listening: nothing went wrong."""
+    return isinstance(error, CancelledError | GeneratorExit | KeyboardInterrupt)
+
+
+def describe(error: BaseException) -> str:
+    """The error's type and words, without the queries and passwords of URLs in it, where keys are."""
+    try:
+        words = clean(str(error))
+    except Exception:  # its own `__str__` is broken
+        words = "(no message)"
+    return f"{type(error).__name__}: {_URL_SECRETS.sub(_without_secrets, words)}"
+
+
+_URL_SECRETS = re.compile(r"(\w+://)([^\s/?#'\"]*@)?([^\s?#'\"]*)(\?[^\s'\"]*)?")
+
+
+def _without_secrets(url: re.Match[str]) -> str:
+    scheme, user, rest, query = url.groups()
+    return f"{scheme}{'***@' if user else ''}{rest}{'?***' if query else ''}"
 
 
 def span_id(span: Span) -> str:

@@ -2,7 +2,7 @@
 
 The decorator opens a trace, makes it current while the function's body runs, and ends it with what
 the function returned or raised. What the caller sees is the function's own doing: capture that
-fails is logged once and the function runs without it.
+fails is logged once and the function runs on.
 """
 
 import functools
@@ -20,6 +20,7 @@ from ..errors import ConfigError
 from ..settings import get_settings
 from . import spans
 from .content import plain
+from .guard import guarded
 from .rewards import give
 from .spans import LiveTrajectory
 
@@ -80,21 +81,28 @@ def trajectory(
         policy: the policy that is to learn from it; `ART_POLICY` otherwise, and beyond that
             whichever policies the gateway answered its calls with.
         reward: called with the function's result and then its arguments, returns the reward
-            (awaited if it is a coroutine function). What it raises is stored with the trajectory
+            (awaited where `function` is async too). What it raises is stored with the trajectory
             and never reaches the caller.
         metadata: kept with each trajectory.
 
     Raises:
-        ConfigError: for what is not a plain sync or async function.
+        ConfigError: for what is not a plain sync or async function, or an async `reward` of a sync one.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        if not callable(function):
-            raise ConfigError(f"@art.trajectory takes a function, got {function!r}")
+        if not inspect.isroutine(function) or isinstance(function, staticmethod | classmethod):
+            raise ConfigError(
+                f"@art.trajectory takes a function, got {function!r} (it stands below @staticmethod and @classmethod)"
+            )
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ConfigError(
                 f"@art.trajectory on {function.__qualname__}: generator functions are not supported yet; "
                 "decorate the function that consumes it"
+            )
+        is_async = inspect.iscoroutinefunction(function)
+        if inspect.iscoroutinefunction(reward) and not is_async:
+            raise ConfigError(
+                f"@art.trajectory on {function.__qualname__}: an async reward function needs an async function"
             )
         from ..integrations import instrument_once
 
@@ -106,7 +114,7 @@ def trajectory(
             metadata=metadata,
             signature=inspect.signature(function),
         )
-        wrapper = _wrap_async(function, options) if inspect.iscoroutinefunction(function) else _wrap(function, options)
+        wrapper = _wrap_async(function, options) if is_async else _wrap(function, options)
         setattr(wrapper, DECORATED, options.name)
         return wrapper
 
@@ -117,18 +125,18 @@ def _wrap(function: Callable[..., Any], options: _Options) -> Callable[..., Any]
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         live = _start(options, args, kwargs)
-        if live is None:
-            return function(*args, **kwargs)
         with spans.attached(_body_context(live)):
             try:
                 result = function(*args, **kwargs)
             except BaseException as error:
                 _end(live, error=error)
                 raise
-            if options.reward is not None:
-                with _reward_errors(live):
-                    give(live, options.reward(result, *args, **kwargs), name="reward")
-        _end(live, result=result)
+            try:
+                if options.reward is not None:
+                    with _reward_errors(live):
+                        give(live, options.reward(result, *args, **kwargs), name="reward")
+            finally:
+                _end(live, result=result)
         return result
 
     return run
@@ -138,19 +146,19 @@ def _wrap_async(function: Callable[..., Any], options: _Options) -> Callable[...
     @functools.wraps(function)
     async def run(*args: Any, **kwargs: Any) -> Any:
         live = _start(options, args, kwargs)
-        if live is None:
-            return await function(*args, **kwargs)
         with spans.attached(_body_context(live)):
             try:
                 result = await function(*args, **kwargs)
             except BaseException as error:
                 _end(live, error=error)
                 raise
-            if options.reward is not None:
-                with _reward_errors(live):
-                    value = options.reward(result, *args, **kwargs)
-                    give(live, await value if inspect.isawaitable(value) else value, name="reward")
-        _end(live, result=result)
+            try:
+                if options.reward is not None:
+                    with _reward_errors(live):
+                        value = options.reward(result, *args, **kwargs)
+                        give(live, await value if inspect.isawaitable(value) else value, name="reward")
+            finally:
+                _end(live, result=result)
         return result
 
     return run
@@ -173,7 +181,7 @@ class _reward_errors:
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
         if not isinstance(error, Exception):
             return False
-        self._live.root.set_attribute(spans.REWARD_ERROR, f"{type(error).__name__}: {error}")
+        self._live.root.set_attribute(spans.REWARD_ERROR, spans.describe(error))
         log.error(
             "trajectory %s (%s) has no reward: its reward function raised",
             self._live.id,
@@ -183,16 +191,16 @@ class _reward_errors:
         return True
 
 
-def _start(options: _Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LiveTrajectory | None:
-    try:
-        return _start_unguarded(options, args, kwargs)
-    except Exception:
-        _log_once("start", options.name)
-        return None
-
-
-def _start_unguarded(options: _Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LiveTrajectory:
+def _start(options: _Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LiveTrajectory:
     slot: Slot | None = otel_context.get_value(_SLOT_KEY)  # type: ignore[assignment]
+    # What fails here costs the record of this run; art.reward() in its body works as ever.
+    live = guarded(_start_root, options, slot, args, kwargs) or spans.lost_root(options.name)
+    if slot:
+        slot.started.append(live)
+    return live
+
+
+def _start_root(options: _Options, slot: Slot | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LiveTrajectory:
     parent = spans.current_trajectory()
     inputs = _inputs(options.signature, args, kwargs)
     attributes: dict[str, Any] = {
@@ -209,11 +217,7 @@ def _start_unguarded(options: _Options, args: tuple[Any, ...], kwargs: dict[str,
         attributes[spans.PARENT_TRAJECTORY] = parent.id
     if options.metadata:
         attributes[spans.METADATA] = msgspec.json.encode(plain(dict(options.metadata))).decode()
-    live = spans.start_root(options.name, attributes)
-    spans.set_content(live.root, live, spans.INPUT, inputs)
-    if slot:
-        slot.started.append(live)
-    return live
+    return spans.start_root(options.name, attributes, inputs)
 
 
 def _inputs(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -230,28 +234,10 @@ def _task_key(name: str, inputs: dict[str, Any]) -> str:
 
 
 def _end(live: LiveTrajectory, *, result: Any = None, error: BaseException | None = None) -> None:
-    try:
-        if error is None:
-            spans.set_content(live.root, live, spans.OUTPUT, result)
-            live.root.set_attribute(spans.STATUS, "finished")
-        else:
-            spans.fail(live.root, error)
-            live.root.set_attribute(spans.STATUS, "cancelled" if _is_cancel(error) else "failed")
-        live.root.end()
-    except Exception:
-        _log_once("end", live.name)
-
-
-def _is_cancel(error: BaseException) -> bool:
-    import asyncio
-
-    return isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit)
-
-
-_logged: set[str] = set()
-
-
-def _log_once(what: str, name: str) -> None:
-    if what not in _logged:
-        _logged.add(what)
-        log.exception("capture could not %s trajectory %s; the agent runs on, this is said once", what, name)
+    if error is None:
+        guarded(spans.set_content, live.root, live, spans.OUTPUT, result)
+        live.root.set_attribute(spans.STATUS, "finished")
+    else:
+        live.root.set_attribute(spans.STATUS, "failed")
+        guarded(spans.fail, live.root, error)
+    guarded(live.root.end)

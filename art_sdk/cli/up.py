@@ -12,7 +12,7 @@ from .console import console
 
 
 def up(
-    base_model: Annotated[str, typer.Option(help="Folder of the base model, or its hub name if it is cached.")],
+    base_model: Annotated[str, typer.Option(help="Folder of the base model, or its name on the Hugging Face hub.")],
     policy: Annotated[str, typer.Option(help="Name that agents ask for instead of a model.")],
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="The gateway's port; a free one by default.")

@@ -4,9 +4,16 @@ A hook waits for its library: it is set when the program imports it, and costs n
 Hooks can't be taken out again safely, so they stay and a switch turns them off.
 """
 
+import importlib
+from typing import Any
+
 import wrapt
 
+from ..capture.guard import guarded
 from . import switch
+
+_HOOKS = {"httpx": "http", "httpx2": "http", "langchain_core.callbacks.manager": "langchain"}
+"""The module whose import sets a hook, and the file here that has it."""
 
 _waiting = False
 
@@ -21,9 +28,12 @@ def instrument() -> None:
     if _waiting:
         return
     _waiting = True
-    for module in ("httpx", "httpx2"):
-        wrapt.register_post_import_hook("art_sdk.integrations.http:install", module)
-    wrapt.register_post_import_hook("art_sdk.integrations.langchain:install", "langchain_core.callbacks.manager")
+    for module in _HOOKS:
+        wrapt.register_post_import_hook(lambda imported: guarded(_install, imported), module)
+
+
+def _install(imported: Any) -> None:
+    importlib.import_module(f".{_HOOKS[imported.__name__]}", __name__).install(imported)
 
 
 def uninstrument() -> None:

@@ -9,7 +9,6 @@ A request to the gateway carries the trajectory's id in `x-art-trajectory`; no o
 """
 
 import json
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -17,12 +16,11 @@ import wrapt
 from opentelemetry.trace import Span
 
 from ..capture import spans
+from ..capture.guard import guarded
 from ..capture.spans import LiveTrajectory
 from ..settings import get_settings
 from . import wire
-from .switch import guarded, is_on
-
-log = logging.getLogger("art_sdk.http")
+from .switch import captured
 
 TRAJECTORY_HEADER = "x-art-trajectory"
 
@@ -78,30 +76,35 @@ class _Call:
 
     def answered(self, response: Any) -> None:
         if response.is_stream_consumed or response.is_closed:
-            self.finish(response, response.content, "done")
+            self.finish(response, None, "done")
         elif hasattr(response.stream, "__aiter__"):
             response.stream = _async_tee(response, self)
         else:
             response.stream = _tee(response, self)
 
-    def finish(self, response: Any, content: bytes, ended: str) -> None:
-        """Read the answer, as far as it came, and end the span."""
+    def finish(self, response: Any, raw: list[bytes] | None, ended: str) -> None:
+        """Read the answer, as far as it came (`raw` of a stream), and end the span."""
         if not self._open:
             return
+        try:
+            if self._span.is_recording():  # not if a framework's run was closed before its request
+                self._read(response, response.content if raw is None else _collected(response, raw), ended)
+        finally:
+            self._end()
+
+    def _read(self, response: Any, content: bytes, ended: str) -> None:
+        self._span.set_attribute("http.response.status_code", response.status_code)
         if response.status_code >= 400:
-            self._span.set_attribute("http.response.status_code", response.status_code)
             if self._owned:
                 spans.fail(self._span, _HttpError(f"{response.status_code} {content[:2000].decode(errors='replace')}"))
+            return
+        if "text/event-stream" in response.headers.get("content-type", ""):
+            answer = wire.read_stream(self.api, content)
+            self._span.set_attribute("art.stream.end", "done" if answer.complete else ended)
         else:
-            streamed = "text/event-stream" in response.headers.get("content-type", "")
-            if streamed:
-                answer = wire.read_stream(self.api, content)
-                self._span.set_attribute("art.stream.end", ended)
-            else:
-                answer = wire.read_answer(self.api, json.loads(content))
-            self._span.set_attributes(answer.attributes)
-            spans.set_contents(self._span, self._live, spans.OUTPUT_MESSAGES, answer.messages)
-        self._end()
+            answer = wire.read_answer(self.api, json.loads(content))
+        self._span.set_attributes(answer.attributes)
+        spans.set_contents(self._span, self._live, spans.OUTPUT_MESSAGES, answer.messages)
 
     def _end(self) -> None:
         self._open = False
@@ -114,7 +117,7 @@ class _HttpError(Exception):
 
 
 def _begin(request: Any, *_: Any, **__: Any) -> _Call | None:
-    if not is_on() or (live := spans.current_trajectory()) is None:
+    if (live := captured()) is None:
         return None
     current = spans.llm_call() or spans.current_span() or live.root
     _address(request, live, current)
@@ -123,27 +126,28 @@ def _begin(request: Any, *_: Any, **__: Any) -> _Call | None:
         return None
     try:
         body = json.loads(request.content)
-    except ValueError:
+    except (ValueError, RuntimeError):  # not JSON, or an upload that can be read once
         return None
     if not isinstance(body, dict) or "model" not in body:
         return None
     read = wire.read_request(api, body)
     attributes = read.attributes | {"server.address": request.url.host}
+    attributes[spans.INPUT_MESSAGES] = spans.write_contents(live, read.messages)
+    if read.tools:
+        attributes[spans.TOOL_DEFINITIONS] = spans.write_contents(live, read.tools)
     owner = spans.llm_call()
     span = owner or spans.start_span(read.operation, read.model, attributes)
     if owner is not None:
         owner.set_attributes(attributes)
     else:
         _address(request, live, span)
-    spans.set_contents(span, live, spans.INPUT_MESSAGES, read.messages)
-    if read.tools:
-        spans.set_contents(span, live, spans.TOOL_DEFINITIONS, read.tools)
     return _Call(api, span, live, owned=owner is None)
 
 
 def _address(request: Any, live: LiveTrajectory, span: Span) -> None:
     gateway = get_settings().gateway_url
-    if gateway and str(request.url).startswith(gateway.rstrip("/") + "/"):
+    # In the client's own spelling of URLs: no default port, a lower-case host.
+    if gateway and str(request.url).startswith(str(type(request.url)(gateway.rstrip("/") + "/"))):
         request.headers[TRAJECTORY_HEADER] = f"{live.id}-{spans.span_id(span)}"
 
 
@@ -175,7 +179,7 @@ def _tee(response: Any, call: _Call) -> Any:
             inner.close()
 
     def _finish(ended: str) -> None:
-        call.finish(response, _collected(response, raw), ended)
+        call.finish(response, raw, ended)
 
     return Tee()
 
@@ -202,7 +206,7 @@ def _async_tee(response: Any, call: _Call) -> Any:
             await inner.aclose()
 
     def _finish(ended: str) -> None:
-        call.finish(response, _collected(response, raw), ended)
+        call.finish(response, raw, ended)
 
     return Tee()
 

@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 
 import wrapt
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.language_models import chat_models
+from langchain_core.language_models import chat_models, llms
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_openai_messages
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables.config import ensure_config
@@ -23,9 +23,10 @@ from langchain_core.tracers.context import register_configure_hook
 from opentelemetry.trace import Span
 
 from ..capture import spans
+from ..capture.guard import guarded
 from ..capture.spans import LiveTrajectory
 from .messages import Message, from_openai, text
-from .switch import guarded, is_on
+from .switch import captured
 
 # LangGraph steers with exceptions: these ended no run with an error.
 _CONTROL_FLOW = frozenset({"GraphInterrupt", "NodeInterrupt", "GraphBubbleUp", "ParentCommand"})
@@ -33,11 +34,15 @@ _CONTROL_FLOW = frozenset({"GraphInterrupt", "NodeInterrupt", "GraphBubbleUp", "
 
 @dataclass
 class _Run:
-    """An open run. `own` is False for a run that has no span of its own and lends its parent's."""
+    """An open run. `own` is False for a run that has no span of its own and lends its parent's.
+
+    `task` is LangGraph's name of the node execution that it is part of.
+    """
 
     span: Span
     live: LiveTrajectory
     own: bool
+    task: str | None = None
 
 
 class SpanHandler(BaseCallbackHandler):
@@ -61,20 +66,29 @@ class SpanHandler(BaseCallbackHandler):
         **extra: Any,
     ) -> None:
         model = _model_name(serialized, extra)
-        run = self._start(run_id, parent_run_id, spans.CHAT, model, {spans.REQUEST_MODEL: model})
-        if run is not None:
-            spans.set_contents(
-                run.span, run.live, spans.INPUT_MESSAGES, [m for batch in messages for m in _messages(batch)]
-            )
+        self._start(
+            run_id,
+            parent_run_id,
+            spans.CHAT,
+            model,
+            {spans.REQUEST_MODEL: model},
+            lambda live: {
+                spans.INPUT_MESSAGES: spans.write_contents(live, [m for batch in messages for m in _messages(batch)])
+            },
+        )
 
     def on_llm_start(
         self, serialized: Any, prompts: list[str], *, run_id: UUID, parent_run_id: UUID | None = None, **extra: Any
     ) -> None:
         model = _model_name(serialized, extra)
-        run = self._start(run_id, parent_run_id, spans.TEXT_COMPLETION, model, {spans.REQUEST_MODEL: model})
-        if run is not None:
-            inputs: list[Message] = [{"role": "user", "parts": [text(prompt)]} for prompt in prompts]
-            spans.set_contents(run.span, run.live, spans.INPUT_MESSAGES, inputs)
+        self._start(
+            run_id,
+            parent_run_id,
+            spans.TEXT_COMPLETION,
+            model,
+            {spans.REQUEST_MODEL: model},
+            lambda live: {spans.INPUT_MESSAGES: spans.write_contents(live, [_user(prompt) for prompt in prompts])},
+        )
 
     def on_tool_start(
         self,
@@ -90,9 +104,14 @@ class SpanHandler(BaseCallbackHandler):
         attributes = {spans.TOOL_NAME: name}
         if call_id := extra.get("tool_call_id"):
             attributes[spans.TOOL_CALL_ID] = call_id
-        run = self._start(run_id, parent_run_id, spans.EXECUTE_TOOL, name, attributes)
-        if run is not None:
-            spans.set_content(run.span, run.live, spans.TOOL_ARGUMENTS, input_str if inputs is None else inputs)
+        self._start(
+            run_id,
+            parent_run_id,
+            spans.EXECUTE_TOOL,
+            name,
+            attributes,
+            lambda live: {spans.TOOL_ARGUMENTS: spans.write_content(live, input_str if inputs is None else inputs)},
+        )
 
     def on_chain_start(
         self,
@@ -105,13 +124,16 @@ class SpanHandler(BaseCallbackHandler):
         **extra: Any,
     ) -> None:
         name = extra.get("name") or ""
-        node = (metadata or {}).get("langgraph_node")
-        if node is not None and name == node:
+        node, task = ((metadata or {}).get(f"langgraph_{key}") for key in ("node", "checkpoint_ns"))
+        parent = self._runs.get(parent_run_id) if parent_run_id else None
+        if node is not None and name == node and (task is None or parent is None or parent.task != task):
             self._start(
                 run_id, parent_run_id, spans.INVOKE_AGENT, name, {spans.AGENT_NAME: name, "art.graph.node": name}
             )
-        else:  # a sequence, a lambda, a prompt: only its children are of interest
+        else:  # a sequence, a lambda, a prompt, the node's own function: only its children are of interest
             self._lend(run_id, parent_run_id)
+        if run := self._runs.get(run_id):
+            run.task = task
 
     # Ends
 
@@ -119,11 +141,9 @@ class SpanHandler(BaseCallbackHandler):
         run = self._runs.pop(run_id, None)
         if run is None:
             return
-        if not _has(
-            run.span, spans.OUTPUT_MESSAGES
-        ):  # no HTTP request was seen: a cache hit or a model of another kind
-            outputs = [_output(generation) for batch in response.generations for generation in batch]
-            spans.set_contents(run.span, run.live, spans.OUTPUT_MESSAGES, outputs)
+        if not _has(run.span, spans.OUTPUT_MESSAGES):
+            # No HTTP request was seen: a cache hit or a model of another kind.
+            self._set_outputs(run, response)
             run.span.set_attribute("art.http", False)
         run.span.end()
 
@@ -143,7 +163,12 @@ class SpanHandler(BaseCallbackHandler):
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
         self._close(run_id, None)
 
-    def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, response: LLMResult | None = None, **_: Any) -> None:
+        run = self._runs.get(run_id)
+        if run is not None and response is not None and not _has(run.span, spans.OUTPUT_MESSAGES):
+            # LangChain ends a run that was left early before it lets go of the HTTP stream.
+            self._set_outputs(run, response)
+            run.span.set_attribute("art.stream.end", "closed" if spans.is_cancel(error) else type(error).__name__)
         self._close(run_id, error)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
@@ -154,23 +179,34 @@ class SpanHandler(BaseCallbackHandler):
 
     # The map of open runs
 
+    def _set_outputs(self, run: _Run, response: LLMResult) -> None:
+        outputs = [_output(generation) for batch in response.generations for generation in batch]
+        spans.set_contents(run.span, run.live, spans.OUTPUT_MESSAGES, outputs)
+
     def span_of(self, run_id: UUID) -> Span | None:
         run = self._runs.get(run_id)
         return run.span if run else None
 
     def _start(
-        self, run_id: UUID, parent_run_id: UUID | None, operation: str, subject: str, attributes: dict[str, Any]
-    ) -> _Run | None:
-        live = spans.current_trajectory()
-        if live is None or not is_on():
-            return None
+        self,
+        run_id: UUID,
+        parent_run_id: UUID | None,
+        operation: str,
+        subject: str,
+        attributes: dict[str, Any],
+        content: Callable[[LiveTrajectory], dict[str, Any]] | None = None,
+    ) -> None:
+        live = captured()
+        if live is None:
+            return
+        if content is not None:
+            attributes |= guarded(content, live) or {}
         span = spans.start_span(operation, subject, attributes, parent=self._parent(parent_run_id, live))
-        run = self._runs[run_id] = _Run(span, live, own=True)
-        return run
+        self._runs[run_id] = _Run(span, live, own=True)
 
     def _lend(self, run_id: UUID, parent_run_id: UUID | None) -> None:
-        live = spans.current_trajectory()
-        if live is not None and is_on():
+        live = captured()
+        if live is not None:
             self._runs[run_id] = _Run(self._parent(parent_run_id, live), live, own=False)
 
     def _parent(self, parent_run_id: UUID | None, live: LiveTrajectory) -> Span:
@@ -198,32 +234,41 @@ class _Hook:
         self._handler = handler
 
     def get(self) -> SpanHandler | None:
-        return self._handler if is_on() and spans.current_trajectory() is not None else None
+        return self._handler if captured() is not None else None
 
 
 _handler = SpanHandler()
 
 
 def install(module: Any) -> None:
-    """Register the handler and wrap the chat models' ways to their API."""
+    """Register the handler and wrap the models' ways to their API."""
     register_configure_hook(_Hook(_handler), inheritable=True)  # type: ignore[arg-type]
-    for name, wrapper in {
-        "_generate_with_cache": _generate,
-        "_agenerate_with_cache": _agenerate,
-        "stream": _stream,
-        "astream": _astream,
-    }.items():
-        if hasattr(chat_models.BaseChatModel, name):
-            wrapt.wrap_function_wrapper(chat_models, f"BaseChatModel.{name}", wrapper)
+    for home, path, wrapper in (
+        (chat_models, "BaseChatModel._generate_with_cache", _generate),
+        (chat_models, "BaseChatModel._agenerate_with_cache", _agenerate),
+        (chat_models, "BaseChatModel.stream", _stream),
+        (chat_models, "BaseChatModel.astream", _astream),
+        (chat_models, "BaseChatModel._iter_v2_events", _iter_events),
+        (chat_models, "BaseChatModel._aiter_v2_events", _aiter_events),
+        (llms, "BaseLLM._generate_helper", _generate),
+        (llms, "BaseLLM._agenerate_helper", _agenerate),
+        (llms, "BaseLLM.stream", _stream),
+        (llms, "BaseLLM.astream", _astream),
+    ):
+        model, _, name = path.partition(".")
+        if hasattr(getattr(home, model), name):
+            wrapt.wrap_function_wrapper(home, path, wrapper)
 
 
-def _run_span(kwargs: Mapping[str, Any]) -> Span | None:
+def _run_span(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Span | None:
     manager = kwargs.get("run_manager")
+    if manager is None and len(args) == 3 and args[2]:  # a text model's helper: one request, under the first run
+        manager = args[2][0]
     return _handler.span_of(manager.run_id) if manager is not None else None
 
 
 def _generate(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    span = guarded(_run_span, kwargs)
+    span = guarded(_run_span, args, kwargs)
     if span is None:
         return wrapped(*args, **kwargs)
     with spans.attached(spans.llm_call_context(lambda: span)):
@@ -231,7 +276,7 @@ def _generate(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: dict[s
 
 
 async def _agenerate(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    span = guarded(_run_span, kwargs)
+    span = guarded(_run_span, args, kwargs)
     if span is None:
         return await wrapped(*args, **kwargs)
     with spans.attached(spans.llm_call_context(lambda: span)):
@@ -247,7 +292,7 @@ def _with_run_id(
 
 
 def _stream(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Any]:
-    chosen = guarded(_with_run_id, *args, **kwargs) if is_on() and spans.current_trajectory() else None
+    chosen = guarded(_with_run_id, *args, **kwargs) if captured() else None
     if chosen is None:
         return wrapped(*args, **kwargs)  # type: ignore[no-any-return]
     run_id, args, kwargs = chosen
@@ -267,7 +312,7 @@ def _drive(chunks: Iterator[Any], run_id: UUID) -> Iterator[Any]:
 
 
 def _astream(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: dict[str, Any]) -> AsyncIterator[Any]:
-    chosen = guarded(_with_run_id, *args, **kwargs) if is_on() and spans.current_trajectory() else None
+    chosen = guarded(_with_run_id, *args, **kwargs) if captured() else None
     if chosen is None:
         return wrapped(*args, **kwargs)  # type: ignore[no-any-return]
     run_id, args, kwargs = chosen
@@ -285,6 +330,14 @@ async def _adrive(chunks: AsyncIterator[Any], run_id: UUID) -> AsyncIterator[Any
             yield chunk
 
 
+def _iter_events(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Any]:
+    return _drive(wrapped(*args, **kwargs), kwargs["run_manager"].run_id)
+
+
+def _aiter_events(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: dict[str, Any]) -> AsyncIterator[Any]:
+    return _adrive(wrapped(*args, **kwargs), kwargs["run_manager"].run_id)
+
+
 def _model_name(serialized: Any, extra: Mapping[str, Any]) -> str:
     parameters = extra.get("invocation_params") or {}
     metadata = extra.get("metadata") or {}
@@ -293,6 +346,10 @@ def _model_name(serialized: Any, extra: Mapping[str, Any]) -> str:
 
 def _messages(messages: Sequence[BaseMessage]) -> list[Message]:
     return [from_openai(message) for message in convert_to_openai_messages(list(messages))]
+
+
+def _user(prompt: str) -> Message:
+    return {"role": "user", "parts": [text(prompt)]}
 
 
 def _output(generation: Any) -> Message:

@@ -1,16 +1,7 @@
-"""The one switch of all hooks, and the wall between their faults and the user's code."""
+"""The one switch of all hooks."""
 
-import logging
-from collections import Counter
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-log = logging.getLogger("art_sdk.capture")
-errors: Counter[str] = Counter()
-"""Faults of capture's own hooks, by hook; each is logged the first time."""
+from ..capture import spans
+from ..capture.spans import LiveTrajectory
 
 _on = False
 
@@ -24,13 +15,11 @@ def turn(on: bool) -> None:
     _on = on
 
 
-def guarded(hook: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R | None:
-    """Call a hook. What it raises is counted and logged once; the caller goes on with None."""
-    try:
-        return hook(*args, **kwargs)
-    except Exception:
-        name = hook.__qualname__
-        errors[name] += 1
-        if errors[name] == 1:
-            log.exception("capture: %s failed; the call itself is untouched, further failures are only counted", name)
-        return None
+def captured() -> LiveTrajectory | None:
+    """The trajectory that hooks write to: the current one, while it runs and the switch is on.
+
+    A task or worker begun inside a trajectory reports it as current for ever: once it has ended
+    nothing more is added to it.
+    """
+    live = spans.current_trajectory() if _on else None
+    return live if live is not None and live.root.is_recording() else None

@@ -36,6 +36,8 @@ class Request:
 class Answer:
     attributes: dict[str, Any] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
+    complete: bool = True
+    """False for a stream that broke off before the model had finished."""
 
 
 _PARAMETERS = {
@@ -95,13 +97,14 @@ def read_stream(api: str, data: bytes) -> Answer:
     events = list(_events(data))
     match api:
         case "/chat/completions" | "/completions":
-            return _read_choices(_join_choices(events))
+            answer = _read_choices(_join_choices(events))
         case "/responses":
-            final = [e["response"] for e in events if isinstance(e.get("response"), Mapping)]
-            items = [e["item"] for e in events if e.get("type") == "response.output_item.done"]
-            return _read_responses({**(final[-1] if final else {}), **({"output": items} if items else {})})
+            answer = _read_responses(_join_responses(events))
         case _:
-            return _read_anthropic(_join_anthropic(events))
+            answer = _read_anthropic(_join_anthropic(events))
+    # Clients stop reading and close once the model has finished: that is no early end.
+    answer.complete = spans.FINISH_REASONS in answer.attributes
+    return answer
 
 
 def _events(data: bytes) -> Iterator[dict[str, Any]]:
@@ -167,19 +170,40 @@ def _add_delta(message: dict[str, Any], delta: Json) -> None:
         if isinstance(delta.get(key), str):
             message[key] = (message.get(key) or "") + delta[key]
     for part in delta.get("tool_calls") or ():
-        calls = message["tool_calls"]
-        index = part.get("index", len(calls))
-        while len(calls) <= index:
-            calls.append({"id": None, "function": {"name": "", "arguments": ""}})
-        call, function = calls[index], part.get("function") or {}
+        calls, index = message["tool_calls"], part.get("index")
+        call = next((call for call in reversed(calls) if call["index"] == index), None)
+        if call is None or (part.get("id") and call["id"] and part["id"] != call["id"]):  # some give all the same index
+            call = {"index": index, "id": None, "function": {"name": "", "arguments": ""}}
+            calls.append(call)
+            calls.sort(key=lambda call: call["index"] or 0)
+        function = part.get("function") or {}
         call["id"] = call["id"] or part.get("id")
         call["function"]["name"] += function.get("name") or ""
         call["function"]["arguments"] += function.get("arguments") or ""
 
 
+def _join_responses(events: list[dict[str, Any]]) -> dict[str, Any]:
+    body: dict[str, Any] = {}
+    items: dict[int, dict[str, Any]] = {}
+    for event in events:
+        if isinstance(event.get("response"), Mapping):
+            body |= event["response"]
+        match event.get("type"):
+            case "response.output_item.added" | "response.output_item.done":
+                items[event["output_index"]] = dict(event["item"])
+            case "response.output_text.delta":
+                item = items.setdefault(event["output_index"], {"type": "message", "role": "assistant"})
+                written = "".join(part.get("text", "") for part in item.get("content") or ())
+                item["content"] = [{"type": "output_text", "text": written + event["delta"]}]
+            case "response.function_call_arguments.delta":
+                item = items.setdefault(event["output_index"], {"type": "function_call"})
+                item["arguments"] = (item.get("arguments") or "") + event["delta"]
+    return body | ({"output": [items[index] for index in sorted(items)]} if items else {})
+
+
 def _read_responses(body: Json) -> Answer:
     attributes = _identity(body)
-    if status := body.get("status"):
+    if (status := body.get("status")) and status != "in_progress":
         attributes[spans.FINISH_REASONS] = [status]
     return Answer(attributes, [from_responses_item(item) for item in body.get("output") or ()])
 

@@ -43,14 +43,16 @@ def apply(connection: Connection, records: Iterable[Record], *, journal: str, se
     insert_new(connection, t.completions, [_completion(completion) for completion in completions])
 
     ended = [end.trajectory_id for end in ends if end.parent_id is None]
-    _sum_rewards(connection, {reward.trajectory_id for reward in rewards} | set(ended))
+    begun = {start.trajectory_id for start in starts if start.parent_id is None}
+    _sum_rewards(connection, {reward.trajectory_id for reward in rewards} | begun | set(ended))
     for end in ends:
         if end.parent_id is None and names.GROUP_ID not in end.attributes and end.attributes.get(names.TRAIN, True):
             join_derived_group(connection, end.trajectory_id, end.attributes.get(names.TASK_KEY), settings, now)
     touched = (
         {r.trajectory_id for r in rewards} | set(ended) | {c.trajectory_id for c in completions if c.trajectory_id}
     )
-    refresh_groups(connection, _groups_of(connection, touched), now)
+    announced = {group.id for group in by_kind.get(Group, ())}
+    refresh_groups(connection, _groups_of(connection, touched) | announced, now)
 
 
 _ENDING = ("status", "ended_at", "input", "output", "error", "policy", "details")

@@ -13,7 +13,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    IntegrityError,
+    NoSuchModuleError,
+    SQLAlchemyError,
+    StatementError,
+)
 
 from ..errors import StoreError
 
@@ -22,16 +29,17 @@ _BUSY_MS = 30_000
 _WRITE = "art_write"
 
 
+class RecordsRefused(StoreError):
+    """The store is well, but can't hold what it was given."""
+
+
 class Database:
     """The engine of one store URL. Open with `Database(url)`, which migrates; safe to share between threads."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, create: bool = True) -> None:
         self.url = url
-        self.engine = _create(url)
-        try:
-            self._migrate()
-        except DatabaseError as error:
-            raise StoreError(f"cannot use the trajectory store {self.name}: {_cause(error)}") from error
+        self.engine = _create(url, create)
+        self._migrate()
 
     @property
     def name(self) -> str:
@@ -64,7 +72,10 @@ class Database:
         try:
             yield
         except SQLAlchemyError as error:
-            raise StoreError(f"the trajectory store {self.name} failed: {_cause(error)}") from error
+            refused = isinstance(error, DataError | IntegrityError) or type(error) is StatementError
+            raise (RecordsRefused if refused else StoreError)(
+                f"the trajectory store {self.name} failed: {_cause(error)}"
+            ) from error
 
     def _migrate(self) -> None:
         if self._revision() == SCHEMA:
@@ -83,7 +94,7 @@ class Database:
             return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
-def _create(url: str) -> Engine:
+def _create(url: str, create: bool) -> Engine:
     try:
         parsed = make_url(url)
         if parsed.drivername in ("postgresql", "postgres"):
@@ -91,20 +102,27 @@ def _create(url: str) -> Engine:
         if parsed.get_backend_name() not in ("sqlite", "postgresql"):
             raise StoreError(f"the trajectory store must be sqlite:/// or postgresql://, got {parsed.drivername}://")
         engine = create_engine(parsed, pool_pre_ping=parsed.get_backend_name() == "postgresql")
+    except ImportError as error:
+        raise StoreError(
+            f"the trajectory store needs a driver that is not installed ({error.name}): "
+            "pip install 'art-agent-sdk[postgres]'"
+        ) from error
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
         raise StoreError("the trajectory store's URL is not one: expected sqlite:///path or postgresql://…") from error
     if engine.dialect.name == "sqlite":
-        _create_file(engine.url.database)
+        _create_file(engine.url.database, create)
         event.listen(engine, "connect", _on_sqlite_connect)
         event.listen(engine, "begin", _on_sqlite_begin)
     return engine
 
 
-def _create_file(path: str | None) -> None:
+def _create_file(path: str | None, create: bool) -> None:
     """The file holds what users wrote to the agent: only its owner may read it."""
     if not path or path == ":memory:":
         return
     file = Path(path)
+    if not create and not file.exists():
+        raise StoreError(f"there is no trajectory store at {file}: run an agent first, or name another with --store")
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not file.exists():

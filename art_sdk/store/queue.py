@@ -78,7 +78,6 @@ def join_derived_group(
     group_id = connection.execute(query.limit(1)).scalar() if task_key else None
     if group_id is None:
         group_id = uuid.uuid4().hex
-        # One that can have no other member need not wait for any.
         closes_at = now + int(settings.group_wait * 1e9)
         connection.execute(
             insert(t.groups).values(
@@ -97,8 +96,9 @@ def join_derived_group(
 def refresh_groups(connection: Connection, group_ids: Iterable[str], now: int) -> None:
     """Decide again whether these groups are ready, and queue their claims."""
     for group_id in sorted(group_ids):
+        # Locked, or two writers on Postgres would each miss the member that the other has just settled.
         group = connection.execute(
-            select(t.groups).where(t.groups.c.id == group_id, t.groups.c.status == "open")
+            select(t.groups).where(t.groups.c.id == group_id, t.groups.c.status == "open").with_for_update()
         ).one_or_none()
         if group is None:
             continue

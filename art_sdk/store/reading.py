@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, RowMapping, func, select
 
 from ..capture import spans as names
 from ..capture.records import Completion
 from ..errors import StoreError
 from . import tables as t
 from .database import Database
+from .reasons import Reason
 
 _SHOWN = {
     names.INPUT_MESSAGES: "gen_ai.input.messages",
@@ -101,6 +102,26 @@ class Trajectory:
         query = select(t.outcomes).where(t.outcomes.c.trajectory_id == self.id)
         with self._database.read() as connection:
             return tuple(dict(row) for row in connection.execute(query).mappings())
+
+    @cached_property
+    def standing(self) -> str:
+        """In a few words, what became of it in training, or what it waits for."""
+        c = t.claims.c
+        with self._database.read() as connection:
+            claims = connection.execute(select(c.policy, c.status).where(c.group_id == self.group_id)).all()
+        if self.outcomes:
+            return ", ".join(
+                o["reason"] or f"trained in {o['policy']}@{o['version']} ({o['tokens']} tokens)" for o in self.outcomes
+            )
+        if not self.train:
+            return Reason.EVALUATION
+        if self.status == "running":
+            return "running"
+        if not claims:
+            return "no policy: its calls did not go through a gateway"
+        return {"waiting": "waits for its group", "ready": "waits for a step", "leased": "in a step"}.get(
+            claims[0].status, "came after its group was trained"
+        )
 
     def messages(self) -> list[dict[str, Any]]:
         """The last LLM call's input and output: for a chat agent, the whole conversation."""
@@ -242,3 +263,10 @@ def unpack(code: str, data: bytes) -> "array[Any]":
     if sys.byteorder == "big":
         values.byteswap()
     return values
+
+
+def count_by_status(database: Database) -> dict[str, int]:
+    """How many trajectories there are in each status."""
+    c = t.trajectories.c
+    with database.read() as connection:
+        return dict(connection.execute(select(c.status, func.count()).group_by(c.status)).tuples().all())

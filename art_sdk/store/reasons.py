@@ -22,5 +22,7 @@ class Reason(StrEnum):
     """Its content was redacted."""
     UNSUPPORTED_SAMPLING = "unsupported_sampling"
     """Sampled with top_p, top_k, penalties or temperature 0: the trainer can't reproduce the distribution."""
+    NOT_FINITE = "not_finite"
+    """Its step's loss or gradient was infinite or not a number, and was thrown away."""
     EVALUATION = "evaluation"
     """It was run to measure, with `train=False`."""

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import delete, select, update
 
@@ -19,7 +20,7 @@ from ..errors import StoreError
 from ..settings import Settings
 from . import tables as t
 from .apply import apply, upsert
-from .database import Database
+from .database import Database, RecordsRefused
 from .queue import refresh_groups
 
 log = logging.getLogger("art_sdk.store")
@@ -35,8 +36,10 @@ class Writer:
     def __init__(self, journal: Journal, settings: Settings) -> None:
         self._journal = journal
         self._settings = settings
+        self._url = settings.resolved_store_url()  # now: the program may change its folder later
         self._database: Database | None = None
         self._positions: dict[str, int] = {}
+        self._left: set[Path] = set()
         self._wake = threading.Event()
         self._drained = threading.Condition()
         self._requested = 0
@@ -108,9 +111,9 @@ class Writer:
     def _drain_own(self) -> None:
         prefix = self._journal.prefix
         for path in sorted(self._journal.directory.glob(f"{prefix}-*{SUFFIX}")):
-            current = path == self._journal.path
+            full = self._journal.is_full(path)  # asked first: what fills up meanwhile is drained next time
             self._drain(path)
-            if not current:
+            if full:
                 self._delete(path)
 
     def _drain_orphans(self) -> None:
@@ -118,19 +121,26 @@ class Writer:
             if path.name.startswith(self._journal.prefix):
                 continue
             try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._drain_orphan(path)
             except FileNotFoundError:
-                continue
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue  # its owner lives
-            else:
-                self._drain(path)
-                self._abandon(path)
-                self._delete(path)
-            finally:
-                os.close(descriptor)
+                continue  # another process was quicker
+            except OSError as error:
+                if path not in self._left:
+                    log.warning("journal %s is left alone: %s", path, error.strerror)
+                self._left.add(path)
+
+    def _drain_orphan(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return  # its owner lives
+        else:
+            self._drain(path)
+            self._abandon(path)
+            self._delete(path)
+        finally:
+            os.close(descriptor)
 
     def _drain(self, path: Path) -> None:
         database = self._open()
@@ -154,11 +164,30 @@ class Writer:
             if corrupt:
                 log.error("journal %s: %d unreadable records were skipped", path, corrupt)
             position += frames[-1][0]
-            with database.write() as connection:
-                apply(connection, records, journal=_owner(path), settings=self._settings, now=time.time_ns())
-                row = {"file": path.name, "position": position, "corrupt": corrupt}
-                upsert(connection, t.journals, [row], ("position",))
+            row = {"file": path.name, "position": position, "corrupt": corrupt}
+            self._write(path, records, row)
             self._positions[path.name] = position
+
+    def _write(self, path: Path, records: list[Record], row: dict[str, Any] | None) -> None:
+        """Apply the records; one that the store can't take is skipped and stops no other."""
+        try:
+            self._transaction(path, records, row)
+        except Exception as error:
+            if not records or not _is_records_fault(error):
+                raise
+            if len(records) > 1:
+                middle = len(records) // 2
+                self._write(path, records[:middle], None)
+                self._write(path, records[middle:], row)
+            else:
+                log.exception("journal %s: the store refused a %s; it is skipped", path, type(records[0]).__name__)
+                self._transaction(path, [], row)
+
+    def _transaction(self, path: Path, records: list[Record], row: dict[str, Any] | None) -> None:
+        with self._open().write() as connection:
+            apply(connection, records, journal=_owner(path), settings=self._settings, now=time.time_ns())
+            if row is not None:
+                upsert(connection, t.journals, [row], ("position",))
 
     def _abandon(self, path: Path) -> None:
         """What a dead process had begun and not ended was abandoned."""
@@ -171,14 +200,20 @@ class Writer:
 
     def _delete(self, path: Path) -> None:
         path.unlink(missing_ok=True)
+        self._journal.drained(path)
         self._positions.pop(path.name, None)
         with self._open().write() as connection:
             connection.execute(delete(t.journals).where(t.journals.c.file == path.name))
 
     def _open(self) -> Database:
         if self._database is None:
-            self._database = Database(self._settings.resolved_store_url())
+            self._database = Database(self._url)
         return self._database
+
+
+def _is_records_fault(error: Exception) -> bool:
+    """Whether trying again is in vain, whatever the store's state."""
+    return isinstance(error, RecordsRefused) or not isinstance(error, StoreError | OSError)
 
 
 def _owner(path: Path) -> str:

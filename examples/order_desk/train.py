@@ -132,7 +132,8 @@ class Run:
             f"step {self.steps:2d}  reward {mean_reward(groups):.3f}"
             f"  zero-variance {step.metrics['zero_variance_groups']:4.0%}  tokens {step.metrics['tokens']:4.0f}"
             f"  served @{version}  rollout {seconds_rollout:4.1f} s  train {seconds_train:4.1f} s"
-            + (f"\n         {step.note}" if step.note else "")
+            + (f"\n         {step.note}" if step.note else ""),
+            soft_wrap=True,
         )
 
 
@@ -173,10 +174,10 @@ def draw_plot(held_out: list[tuple[int, float]], path: Path) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train the order desk while it runs.")
     parser.add_argument("--seed", type=int, default=0, help="of tickets, order of tasks and adapter")
-    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--groups", type=int, default=4, help="tickets in a step; each is run 8 times")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--evaluate-every", type=int, default=5, help="steps between evaluations")
+    parser.add_argument("--evaluate-every", type=int, default=2, help="steps between evaluations")
     parser.add_argument(
         "--home", type=Path, default=Path(".art"), help="folder of the order database, the runs and the plot"
     )

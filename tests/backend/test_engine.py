@@ -1,5 +1,6 @@
 """The real engine behind the real gateway: tokens, logprobs, adapters and the probe."""
 
+import asyncio
 import json
 import math
 import shutil
@@ -179,6 +180,23 @@ async def test_a_version_with_broken_keys_loads_and_is_rejected(
     await client.unload("support@2")
     assert not result.accepted
     assert result.served_share == pytest.approx(0.0, abs=0.05)
+
+
+async def test_a_version_is_scored_while_agents_are_answered(
+    client: EngineClient, adapter: Path, engine: Engine
+) -> None:
+    """With the head wrapped for adapters the engine died of this."""
+    await client.load("support@3", adapter)
+    body = {"model": "support@3", "prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True}
+    headers = {"Authorization": f"Bearer {engine.api_key}"}
+    async with httpx.AsyncClient(base_url=engine.base_url, headers=headers, timeout=120) as agent:
+        answers = [asyncio.ensure_future(agent.post("/v1/completions", json=body)) for _ in range(4)]
+        await asyncio.sleep(0.5)
+        result = await probe(client, "support@3", "support@0", adapter)
+        assert not all(answer.done() for answer in answers), "nothing was being sampled while the probe ran"
+        assert [(await answer).status_code for answer in answers] == [200] * 4
+    assert result.accepted, result
+    await client.unload("support@3")
 
 
 @pytest.mark.parametrize("fault", ["no weights", "no json", "no folder"])

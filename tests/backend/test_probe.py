@@ -31,7 +31,6 @@ def logprobs(change: float, seed: int = 0) -> tuple[list[float], list[float], li
 def test_a_served_version_is_accepted(change: float, seed: int) -> None:
     result = judge(*logprobs(change, seed))
     assert result.accepted, result
-    assert 0.5 <= result.served_share <= 1.5
 
 
 @pytest.mark.parametrize("change", [0.06, 0.3, 2.0])
@@ -40,19 +39,30 @@ def test_an_engine_that_answers_with_the_base_model_is_rejected(change: float) -
     result = judge(trained, base, served_base, served_base)
     assert not result.accepted
     assert result.served_share == 0.0
-    assert "answers with the base model" in result.reason
+    assert "exactly as the base model" in result.reason
 
 
 def test_another_version_is_rejected() -> None:
-    trained, base, _, served_base = logprobs(0.5)
-    _, _, other, _ = logprobs(0.5, seed=1)
+    trained, base, _, served_base = logprobs(1.0)
+    _, _, other, _ = logprobs(1.0, seed=1)
     assert not judge(trained, base, other, served_base).accepted
 
 
 def test_an_adapter_at_twice_its_scale_is_rejected() -> None:
-    trained, base, _, served_base = logprobs(0.3)
+    trained, base, _, served_base = logprobs(1.0)
     doubled = [s + 2 * (t - b) for s, t, b in zip(served_base, trained, base, strict=True)]
     assert not judge(trained, base, doubled, served_base).accepted
+
+
+@pytest.mark.parametrize(("change", "lost"), [(0.11, 0.1), (0.18, 0.15), (1.2, 0.3), (1.8, 0.25)])
+def test_what_bfloat16_swallows_of_a_change_does_not_reject_a_version(change: float, lost: float) -> None:
+    """Changes and losses of the size seen with SmolLM2-135M after one and two steps of 1e-4 and 1e-3."""
+    trained, base, _, served_base = logprobs(change)
+    shown = [
+        s + math.copysign(max(0.0, abs(t - b) - lost), t - b)
+        for s, t, b in zip(served_base, trained, base, strict=True)
+    ]
+    assert judge(trained, base, shown, served_base).accepted
 
 
 def test_an_engine_that_is_off_for_the_base_model_too_is_rejected() -> None:

@@ -1,0 +1,319 @@
+"""Groups become ready, are claimed by one worker at a time, and are done once."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from art_sdk.capture import spans as names
+from art_sdk.store import tables as t
+from art_sdk.store.database import Database
+from art_sdk.store.queue import (
+    LeaseLost,
+    MemberState,
+    Readiness,
+    claim,
+    finish_claims,
+    queued,
+    readiness,
+    release,
+    renew,
+)
+
+from .build import SECOND, call, completion, end, group, identity, reward, start
+
+Write = Callable[..., None]
+
+DONE = MemberState("finished", rewarded=True, awaiting=0)
+RUNNING = MemberState("running", rewarded=True, awaiting=0)
+UNREWARDED = MemberState("finished", rewarded=False, awaiting=0)
+AWAITING = MemberState("finished", rewarded=True, awaiting=1)
+FAILED = MemberState("failed", rewarded=False, awaiting=2)
+CANCELLED = MemberState("cancelled", rewarded=False, awaiting=0)
+ABANDONED = MemberState("abandoned", rewarded=False, awaiting=0)
+
+
+# The rule
+
+
+@pytest.mark.parametrize(
+    ("members", "options", "expected"),
+    [
+        # announced: all of them, settled
+        ([DONE, DONE], {}, Readiness("ready", None)),
+        ([DONE], {}, Readiness("open", 100)),
+        ([], {}, Readiness("open", 100)),
+        ([DONE, RUNNING], {}, Readiness("open", 100)),
+        ([DONE, UNREWARDED], {}, Readiness("open", 100)),
+        ([DONE, AWAITING], {}, Readiness("open", 100)),
+        ([DONE, FAILED], {}, Readiness("ready", None)),
+        ([CANCELLED, ABANDONED], {}, Readiness("ready", None)),
+        ([DONE, DONE, DONE], {}, Readiness("ready", None)),
+        # the deadline ends all waiting
+        ([DONE, RUNNING], {"now": 99}, Readiness("open", 100)),
+        ([DONE, RUNNING], {"now": 100}, Readiness("ready", None)),
+        ([], {"now": 101}, Readiness("ready", None)),
+        # derived: full, or closed
+        ([DONE], {"closes_at": 20}, Readiness("open", 20)),
+        ([DONE, DONE], {"closes_at": 20}, Readiness("ready", None)),
+        ([DONE], {"closes_at": 20, "now": 20}, Readiness("ready", None)),
+        ([DONE], {"closes_at": 20, "now": 50}, Readiness("ready", None)),
+        ([UNREWARDED], {"closes_at": 20, "now": 50}, Readiness("open", 100)),
+        ([UNREWARDED], {"closes_at": 20, "now": 100}, Readiness("ready", None)),
+    ],
+)
+def test_readiness(members: list[MemberState], options: dict[str, Any], expected: Readiness) -> None:
+    given: dict[str, Any] = {"size": 2, "closes_at": None, "deadline": 100, "now": 10} | options
+    assert readiness(members, **given) == expected
+
+
+# Announced groups
+
+
+def member(number: int, group_number: int = 90, status: str = "finished") -> list[Any]:
+    attributes = {names.GROUP_ID: identity(group_number)}
+    return [start(number, **attributes), end(number, status, **attributes)]
+
+
+def ready_now(database: Database, policy: str = "support") -> int:
+    return queued(database, policy, time.time_ns())
+
+
+def test_an_announced_group_waits_for_all_its_members(database: Database, write: Write) -> None:
+    write(group(90, 2, time.time_ns()))
+    write(*member(1), reward(1))
+    assert ready_now(database) == 0
+    write(*member(2))
+    assert ready_now(database) == 0
+    write(reward(2))
+    assert ready_now(database) == 1
+
+
+def test_a_failed_member_holds_nobody_up(database: Database, write: Write) -> None:
+    write(group(90, 2, time.time_ns()), *member(1), reward(1))
+    write(*member(2, status="failed"))
+    assert ready_now(database) == 1
+
+
+def test_a_group_waits_for_the_completion_of_every_call_through_the_gateway(database: Database, write: Write) -> None:
+    write(group(90, 1, time.time_ns()), call(1, "r1"), call(1, "r2"), *member(1), reward(1))
+    assert ready_now(database) == 0
+    write(completion(1, "r1"), journal="gateway-2")
+    assert ready_now(database) == 0
+    write(completion(1, "r2"), journal="gateway-2")
+    assert ready_now(database) == 1
+
+
+def test_a_call_that_did_not_go_through_the_gateway_is_not_waited_for(database: Database, write: Write) -> None:
+    write(group(90, 1, time.time_ns()), call(1, "r1", model="gpt-5"), *member(1), reward(1))
+    assert ready_now(database) == 1
+
+
+def test_a_group_that_is_announced_last_is_ready_at_once(database: Database, write: Write) -> None:
+    write(*member(1), reward(1))
+    assert ready_now(database) == 0
+    write(group(90, 1, time.time_ns()))
+    assert ready_now(database) == 1
+
+
+def test_after_the_deadline_a_group_is_used_as_it_is(database: Database, write: Write) -> None:
+    now = time.time_ns()
+    write(group(90, 3, now), *member(1), reward(1), group_deadline=5.0, now=now)
+    assert queued(database, "support", now + 4 * SECOND) == 0
+    assert queued(database, "support", now + 5 * SECOND) == 1
+
+
+def test_runs_that_only_measure_are_queued_for_nobody(database: Database, write: Write) -> None:
+    attributes = {names.GROUP_ID: identity(90), names.TRAIN: False}
+    write(group(90, 1, time.time_ns()), start(1, **attributes), end(1, **attributes), reward(1))
+    assert ready_now(database) == 0
+
+
+def test_a_group_that_two_policies_answered_is_queued_for_both(database: Database, write: Write) -> None:
+    now = time.time_ns()
+    write(group(90, 1, now), completion(1, "r1"), completion(1, "r2", policy="writer"), *member(1), reward(1))
+    assert (ready_now(database, "support"), ready_now(database, "writer"), ready_now(database, "none")) == (1, 1, 0)
+    (claimed,) = claim(database, "writer", owner="w", limit=9, lease_seconds=60)
+    assert [c.response_id for c in claimed.members[0].completions] == ["r2"]
+    assert ready_now(database, "support") == 1
+
+
+# Groups of ordinary traffic
+
+
+def traffic(number: int, key: int = 7) -> list[Any]:
+    attributes = {names.TASK_KEY: identity(key)}
+    return [start(number, **attributes), end(number, **attributes), reward(number)]
+
+
+def groups_of(database: Database) -> dict[int, str]:
+    with database.read() as connection:
+        rows = connection.execute(select(t.trajectories.c.id, t.trajectories.c.group_id)).all()
+    return {int(row.id, 16): row.group_id for row in rows}
+
+
+def test_runs_of_one_task_gather_until_the_group_closes(database: Database, write: Write) -> None:
+    now = time.time_ns()
+    write(*traffic(1), now=now)
+    write(*traffic(2), *traffic(3, key=8), now=now + SECOND)
+    write(*traffic(4), now=now + 3 * SECOND)
+    found = groups_of(database)
+    assert found[1] == found[2]
+    assert len({found[1], found[3], found[4]}) == 3
+    assert queued(database, "support", now + 3 * SECOND) == 2
+    assert queued(database, "support", now + 6 * SECOND) == 3
+
+
+def test_a_full_group_is_ready_at_once_and_the_next_run_begins_another(database: Database, write: Write) -> None:
+    now = time.time_ns()
+    for number in (1, 2, 3):
+        write(*traffic(number), group_size=2, now=now)
+    found = groups_of(database)
+    assert found[1] == found[2] != found[3]
+    assert queued(database, "support", now) == 1
+
+
+def test_a_group_of_one_need_not_wait(database: Database, write: Write) -> None:
+    now = time.time_ns()
+    write(*traffic(1), group_size=1, now=now)
+    assert queued(database, "support", now) == 1
+
+
+def test_runs_without_a_task_key_are_groups_of_their_own(database: Database, write: Write) -> None:
+    write(start(1), end(1), start(2), end(2))
+    assert len(set(groups_of(database).values())) == 2
+
+
+def test_the_deadline_of_ordinary_traffic_ends_the_wait_for_a_late_reward(database: Database, write: Write) -> None:
+    now = time.time_ns()
+    attributes = {names.TASK_KEY: identity(7)}
+    write(end(1, **attributes), now=now, group_deadline=100.0)
+    assert queued(database, "support", now + 99 * SECOND) == 0
+    assert queued(database, "support", now + 100 * SECOND) == 1
+
+
+# Claims
+
+
+@pytest.fixture
+def five(write: Write) -> None:
+    """Five ready groups of one member each."""
+    now = time.time_ns()
+    for number in range(1, 6):
+        write(
+            group(90 + number, 1, now), *member(number, 90 + number), reward(number), completion(number, f"r{number}")
+        )
+
+
+@pytest.mark.usefixtures("five")
+def test_a_claim_hands_over_members_with_their_completions_oldest_first(database: Database) -> None:
+    first, second = claim(database, "support", owner="a", limit=2, lease_seconds=60)
+    assert [first.group_id, second.group_id] == [identity(91), identity(92)]
+    (only,) = first.members
+    assert (only.trajectory_id, only.name, only.status, only.reward) == (identity(1), "desk", "finished", 1.0)
+    assert only.completions == (completion(1, "r1"),)
+    assert ready_now(database) == 3
+    assert claim(database, "other", owner="a", limit=9, lease_seconds=60) == []
+
+
+@pytest.mark.usefixtures("five")
+def test_a_claimed_group_comes_back_when_its_lease_runs_out(database: Database) -> None:
+    assert len(claim(database, "support", owner="a", limit=9, lease_seconds=0.05)) == 5
+    assert claim(database, "support", owner="b", limit=9, lease_seconds=60) == []
+    time.sleep(0.06)
+    assert len(claim(database, "support", owner="b", limit=9, lease_seconds=60)) == 5
+
+
+@pytest.mark.usefixtures("five")
+def test_a_renewed_lease_lasts(database: Database) -> None:
+    claim(database, "support", owner="a", limit=9, lease_seconds=0.05)
+    renew(database, "support", owner="a", lease_seconds=60)
+    time.sleep(0.06)
+    assert claim(database, "support", owner="b", limit=9, lease_seconds=60) == []
+
+
+@pytest.mark.usefixtures("five")
+def test_released_groups_can_be_claimed_at_once(database: Database) -> None:
+    claim(database, "support", owner="a", limit=2, lease_seconds=60)
+    claim(database, "support", owner="b", limit=1, lease_seconds=60)
+    release(database, "support", owner="a")
+    assert ready_now(database) == 4
+
+
+@pytest.mark.usefixtures("five")
+def test_finished_groups_are_never_claimed_again(database: Database) -> None:
+    claimed = claim(database, "support", owner="a", limit=9, lease_seconds=0.01)
+    with database.write() as connection:
+        finish_claims(connection, "support", owner="a", group_ids=[c.group_id for c in claimed], step=1)
+    time.sleep(0.02)
+    release(database, "support", owner="a")
+    assert claim(database, "support", owner="b", limit=9, lease_seconds=60) == []
+
+
+@pytest.mark.usefixtures("five")
+def test_who_lost_a_lease_cannot_finish_and_nothing_is_marked(database: Database) -> None:
+    claimed = claim(database, "support", owner="a", limit=2, lease_seconds=0.01)
+    time.sleep(0.02)
+    claim(database, "support", owner="b", limit=1, lease_seconds=60)
+    ids = [c.group_id for c in claimed]
+    with pytest.raises(LeaseLost, match="1 of 2 groups were claimed by another worker"), database.write() as connection:
+        finish_claims(connection, "support", owner="a", group_ids=ids, step=1)
+    with database.read() as connection:
+        assert "done" not in connection.execute(select(t.claims.c.status)).scalars().all()
+
+
+def test_threads_never_claim_the_same_group(database: Database, write: Write) -> None:
+    now = time.time_ns()
+    for number in range(1, 31):
+        write(group(100 + number, 1, now), *member(number, 100 + number), reward(number))
+    taken: list[str] = []
+
+    def work(owner: str) -> None:
+        while found := claim(database, "support", owner=owner, limit=3, lease_seconds=60):
+            taken.extend(c.group_id for c in found)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == [identity(100 + number) for number in range(1, 31)]
+
+
+def test_processes_never_claim_the_same_group(database: Database, write: Write) -> None:
+    now = time.time_ns()
+    for number in range(1, 31):
+        write(group(100 + number, 1, now), *member(number, 100 + number), reward(number))
+    code = """
+import sys
+from art_sdk.store.database import Database
+from art_sdk.store.queue import claim
+database = Database(sys.argv[1])
+sys.stdin.readline()
+while found := claim(database, "support", owner=sys.argv[2], limit=3, lease_seconds=60):
+    for group in found:
+        print(group.group_id)
+"""
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, database.url, owner],
+            env=dict(os.environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for owner in "ab"
+    ]
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("\n")
+        worker.stdin.flush()
+    taken = [line for worker in workers for line in worker.communicate(timeout=30)[0].split()]
+    assert [worker.returncode for worker in workers] == [0, 0]
+    assert sorted(taken) == [identity(100 + number) for number in range(1, 31)]
