@@ -33,7 +33,7 @@ bench: .venv/ready  ## run a benchmark: make bench NAME=...
 	@$(BIN)/python benchmarks/$(NAME).py $(ARGS)
 
 docs: .venv/ready  ## build the documentation into site/
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:  ## remove what the targets made, but not .venv
 	@rm -rf .art site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -34,13 +34,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..capture.records import Completion, Record
 from ..capture.rewards import make_record
+from ..capture.spans import TRAJECTORY_HEADER
 from ..errors import RewardError
 from .router import PolicyRouter, Route, UnknownModel
 
 logger = logging.getLogger("art_sdk.backend.gateway")
 
-TRAJECTORY_HEADER = "x-art-trajectory"
-"""Request header `<trace id>-<span id>`: the trajectory and the LLM call that the completion belongs to."""
 VERSION_HEADER = "x-art-version"
 """Response header with the served name, for example `support@17`."""
 

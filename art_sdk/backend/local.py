@@ -154,7 +154,8 @@ class LocalBackend:
 
     def _start(self, stack: contextlib.ExitStack) -> None:
         options = self.options
-        self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        options.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._logs.mkdir(mode=0o700, exist_ok=True)
         stack.enter_context(_only_one(options))
         check_port(options.gateway_port)
         self._api_key = _api_key(options.home)
@@ -167,7 +168,7 @@ class LocalBackend:
 
         stack.callback(self._stop_children)
         self._config = options.home / f"{options.policy}.json"
-        self._config.write_text(options.model_dump_json(indent=2))
+        _write_private(self._config, options.model_dump_json(indent=2))
         self._spawn("worker")
         self._spawn("gateway")
         self._engine.start(_START_SECONDS)
@@ -314,9 +315,14 @@ def _api_key(home: Path) -> str:
     """The gateway's key: made once for a folder, so that agents survive a restart of the backend."""
     path = home / "gateway.key"
     if not path.exists():
-        with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
-            file.write("sk-art-" + secrets.token_urlsafe(24))
+        _write_private(path, "sk-art-" + secrets.token_urlsafe(24))
     return path.read_text().strip()
+
+
+def _write_private(path: Path, text: str) -> None:
+    """The store's URL may have a password in it, and the key is one: nobody else may read them."""
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
 
 
 @contextlib.contextmanager

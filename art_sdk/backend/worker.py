@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..errors import TrainingError
+from ..errors import ConfigError, TrainingError
 from ..store import queue, steps
 from ..store.batch import ClaimedGroup, Outcome
 from ..store.database import Database
@@ -39,7 +39,7 @@ class Worker:
         self._owner = f"{os.uname().nodename}:{os.getpid()}:{time.time_ns():x}"
         steps.register_policy(database, options.policy, options.base_model)
         recorded = [version for version in steps.versions(database, options.policy) if version.path]
-        _remove_unrecorded(options.versions_dir, {Path(version.path) for version in recorded if version.path})
+        _remove_unrecorded(options, database.name, {Path(version.path) for version in recorded if version.path})
         resume = Path(recorded[-1].path) if recorded and recorded[-1].path else None
         self._trainer = Trainer(options.base_model, options.lora, options.training, resume=resume)
         log.info("policy %s: training on from version %d", options.policy, self._trainer.version)
@@ -122,12 +122,22 @@ class Worker:
             queue.release(self._database, policy, owner=self._owner)
 
 
-def _remove_unrecorded(versions_dir: Path, recorded: set[Path]) -> None:
-    """A folder that the store does not know was written by a worker that died before it could record it."""
-    for path in sorted(versions_dir.glob("*")):
-        if path not in recorded:
-            log.warning("removing %s: its step was never recorded", path)
-            shutil.rmtree(path)
+def _remove_unrecorded(options: BackendOptions, store: str, recorded: set[Path]) -> None:
+    """Remove the folder of a step that died between saving and recording: the next one after those recorded.
+
+    Raises `ConfigError` for any other folder that the store does not know: it is somebody's version.
+    """
+    unknown = sorted(set(options.versions_dir.glob("*")) - recorded)
+    left_over = options.version_path(max((int(path.name) for path in recorded), default=0) + 1)
+    for path in unknown:
+        # Saving writes under a temporary name first, which begins with the folder's own.
+        if not path.name.lstrip(".").startswith(left_over.name):
+            raise ConfigError(
+                f"{path} is a version that the store {store} does not know: "
+                "use the store that it was made with, or another home"
+            )
+        log.warning("removing %s: its step was never recorded", path)
+        shutil.rmtree(path)
 
 
 def _report(step: Step) -> None:

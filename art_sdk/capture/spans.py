@@ -70,6 +70,9 @@ TOOL_RESULT = "art.tool.call.result"
 INPUT = "art.input"
 OUTPUT = "art.output"
 
+TRAJECTORY_HEADER = "x-art-trajectory"
+"""Request header `<trace id>-<span id>`: which trajectory and LLM call a request to the gateway belongs to."""
+
 # On the root span of a trajectory.
 TRAJECTORY_NAME = "art.trajectory.name"
 POLICY = "art.policy"

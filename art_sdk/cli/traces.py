@@ -59,6 +59,8 @@ def _tree(found: Trajectory) -> Tree:
     for reward in found.rewards:
         on = f" on span {reward['span_id']}" if reward["span_id"] else ""
         root.add(_field("reward", f"{reward['value']:g} ({reward['name']}, from {reward['source']}){on}"))
+    if fault := found.details.get(names.REWARD_ERROR):
+        root.add(_field("reward function raised", fault))
     root.add(_field("training", found.standing))
     branches = {span.span_id: root for span in found.spans if span.parent_id is None}
     for span in found.spans:

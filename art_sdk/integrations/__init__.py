@@ -12,8 +12,14 @@ import wrapt
 from ..capture.guard import guarded
 from . import switch
 
-_HOOKS = {"httpx": "http", "httpx2": "http", "langchain_core.callbacks.manager": "langchain"}
-"""The module whose import sets a hook, and the file here that has it."""
+_HOOKS = {
+    "httpx": "http:install",
+    "httpx2": "http:install",
+    "langchain_core.tracers.context": "langchain:register",
+    "langchain_core.language_models.chat_models": "langchain:wrap_chat_models",
+    "langchain_core.language_models.llms": "langchain:wrap_text_models",
+}
+"""The module whose import sets a hook, and the file and function here that set it."""
 
 _waiting = False
 
@@ -33,7 +39,8 @@ def instrument() -> None:
 
 
 def _install(imported: Any) -> None:
-    importlib.import_module(f".{_HOOKS[imported.__name__]}", __name__).install(imported)
+    file, _, function = _HOOKS[imported.__name__].partition(":")
+    getattr(importlib.import_module(f".{file}", __name__), function)(imported)
 
 
 def uninstrument() -> None:

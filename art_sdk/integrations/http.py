@@ -22,8 +22,6 @@ from ..settings import get_settings
 from . import wire
 from .switch import captured
 
-TRAJECTORY_HEADER = "x-art-trajectory"
-
 
 def install(module: Any) -> None:
     """Wrap the clients of `httpx` or `httpx2`."""
@@ -148,7 +146,7 @@ def _address(request: Any, live: LiveTrajectory, span: Span) -> None:
     gateway = get_settings().gateway_url
     # In the client's own spelling of URLs: no default port, a lower-case host.
     if gateway and str(request.url).startswith(str(type(request.url)(gateway.rstrip("/") + "/"))):
-        request.headers[TRAJECTORY_HEADER] = f"{live.id}-{spans.span_id(span)}"
+        request.headers[spans.TRAJECTORY_HEADER] = f"{live.id}-{spans.span_id(span)}"
 
 
 def _collected(response: Any, raw: list[bytes]) -> bytes:

@@ -5,21 +5,19 @@
 LangChain may start several runs before the first makes its call. Which LLM run an HTTP request
 belongs to is told by the wrapped methods below, which make a run's span current just while its own
 call is being made. Tried with langchain-core 1.8 and langgraph 1.2.
+
+This module is imported in the middle of LangChain's own imports, so it may import from there only what
+has none of its own; the rest is imported where it is used.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 import wrapt
-from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.language_models import chat_models, llms
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_openai_messages
-from langchain_core.outputs import ChatGeneration, LLMResult
-from langchain_core.runnables.config import ensure_config
-from langchain_core.tracers.context import register_configure_hook
+from langchain_core.callbacks.base import BaseCallbackHandler
 from opentelemetry.trace import Span
 
 from ..capture import spans
@@ -27,6 +25,10 @@ from ..capture.guard import guarded
 from ..capture.spans import LiveTrajectory
 from .messages import Message, from_openai, text
 from .switch import captured
+
+if TYPE_CHECKING:
+    from langchain_core.messages import BaseMessage
+    from langchain_core.outputs import LLMResult
 
 # LangGraph steers with exceptions: these ended no run with an error.
 _CONTROL_FLOW = frozenset({"GraphInterrupt", "NodeInterrupt", "GraphBubbleUp", "ParentCommand"})
@@ -59,7 +61,7 @@ class SpanHandler(BaseCallbackHandler):
     def on_chat_model_start(
         self,
         serialized: Any,
-        messages: list[list[BaseMessage]],
+        messages: "list[list[BaseMessage]]",
         *,
         run_id: UUID,
         parent_run_id: UUID | None = None,
@@ -137,7 +139,7 @@ class SpanHandler(BaseCallbackHandler):
 
     # Ends
 
-    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
+    def on_llm_end(self, response: "LLMResult", *, run_id: UUID, **_: Any) -> None:
         run = self._runs.pop(run_id, None)
         if run is None:
             return
@@ -151,6 +153,8 @@ class SpanHandler(BaseCallbackHandler):
         run = self._runs.pop(run_id, None)
         if run is None:
             return
+        from langchain_core.messages import ToolMessage
+
         if isinstance(output, ToolMessage):
             if output.tool_call_id:
                 run.span.set_attribute(spans.TOOL_CALL_ID, output.tool_call_id)
@@ -163,7 +167,9 @@ class SpanHandler(BaseCallbackHandler):
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
         self._close(run_id, None)
 
-    def on_llm_error(self, error: BaseException, *, run_id: UUID, response: LLMResult | None = None, **_: Any) -> None:
+    def on_llm_error(
+        self, error: BaseException, *, run_id: UUID, response: "LLMResult | None" = None, **_: Any
+    ) -> None:
         run = self._runs.get(run_id)
         if run is not None and response is not None and not _has(run.span, spans.OUTPUT_MESSAGES):
             # LangChain ends a run that was left early before it lets go of the HTTP stream.
@@ -179,7 +185,7 @@ class SpanHandler(BaseCallbackHandler):
 
     # The map of open runs
 
-    def _set_outputs(self, run: _Run, response: LLMResult) -> None:
+    def _set_outputs(self, run: _Run, response: "LLMResult") -> None:
         outputs = [_output(generation) for batch in response.generations for generation in batch]
         spans.set_contents(run.span, run.live, spans.OUTPUT_MESSAGES, outputs)
 
@@ -240,24 +246,32 @@ class _Hook:
 _handler = SpanHandler()
 
 
-def install(module: Any) -> None:
-    """Register the handler and wrap the models' ways to their API."""
-    register_configure_hook(_Hook(_handler), inheritable=True)  # type: ignore[arg-type]
-    for home, path, wrapper in (
-        (chat_models, "BaseChatModel._generate_with_cache", _generate),
-        (chat_models, "BaseChatModel._agenerate_with_cache", _agenerate),
-        (chat_models, "BaseChatModel.stream", _stream),
-        (chat_models, "BaseChatModel.astream", _astream),
-        (chat_models, "BaseChatModel._iter_v2_events", _iter_events),
-        (chat_models, "BaseChatModel._aiter_v2_events", _aiter_events),
-        (llms, "BaseLLM._generate_helper", _generate),
-        (llms, "BaseLLM._agenerate_helper", _agenerate),
-        (llms, "BaseLLM.stream", _stream),
-        (llms, "BaseLLM.astream", _astream),
-    ):
-        model, _, name = path.partition(".")
-        if hasattr(getattr(home, model), name):
-            wrapt.wrap_function_wrapper(home, path, wrapper)
+def register(context: Any) -> None:
+    """Give the handler to every run. `langchain_core.tracers.context` is imported no later than with the first."""
+    context.register_configure_hook(_Hook(_handler), inheritable=True)
+
+
+def wrap_chat_models(module: Any) -> None:
+    """Wrap the chat models' ways to their API."""
+    _wrap(module, "BaseChatModel", "_generate_with_cache", _generate)
+    _wrap(module, "BaseChatModel", "_agenerate_with_cache", _agenerate)
+    _wrap(module, "BaseChatModel", "stream", _stream)
+    _wrap(module, "BaseChatModel", "astream", _astream)
+    _wrap(module, "BaseChatModel", "_iter_v2_events", _iter_events)
+    _wrap(module, "BaseChatModel", "_aiter_v2_events", _aiter_events)
+
+
+def wrap_text_models(module: Any) -> None:
+    """Wrap the text models' ways to their API."""
+    _wrap(module, "BaseLLM", "_generate_helper", _generate)
+    _wrap(module, "BaseLLM", "_agenerate_helper", _agenerate)
+    _wrap(module, "BaseLLM", "stream", _stream)
+    _wrap(module, "BaseLLM", "astream", _astream)
+
+
+def _wrap(module: Any, model: str, method: str, wrapper: Callable[..., Any]) -> None:
+    if hasattr(getattr(module, model), method):
+        wrapt.wrap_function_wrapper(module, f"{model}.{method}", wrapper)
 
 
 def _run_span(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Span | None:
@@ -286,6 +300,8 @@ async def _agenerate(wrapped: Callable[..., Any], model: Any, args: Any, kwargs:
 def _with_run_id(
     input: Any, config: Any = None, *args: Any, **kwargs: Any
 ) -> tuple[UUID, tuple[Any, ...], dict[str, Any]]:
+    from langchain_core.runnables.config import ensure_config
+
     config = ensure_config(config)
     run_id = config.get("run_id") or uuid4()
     return run_id, (input, {**config, "run_id": run_id}, *args), kwargs
@@ -344,7 +360,9 @@ def _model_name(serialized: Any, extra: Mapping[str, Any]) -> str:
     return str(parameters.get("model") or parameters.get("model_name") or metadata.get("ls_model_name") or "")
 
 
-def _messages(messages: Sequence[BaseMessage]) -> list[Message]:
+def _messages(messages: "Sequence[BaseMessage]") -> list[Message]:
+    from langchain_core.messages import convert_to_openai_messages
+
     return [from_openai(message) for message in convert_to_openai_messages(list(messages))]
 
 
@@ -353,6 +371,9 @@ def _user(prompt: str) -> Message:
 
 
 def _output(generation: Any) -> Message:
+    from langchain_core.messages import AIMessage
+    from langchain_core.outputs import ChatGeneration
+
     if isinstance(generation, ChatGeneration) and isinstance(generation.message, AIMessage):
         return _messages([generation.message])[0]
     return {"role": "assistant", "parts": [text(generation.text)]}
