@@ -4,6 +4,7 @@
     tokens.py       which trajectories can be learned from, and why the others can't
     advantages/     rewards of a group to one advantage per trajectory
     batch.py        calls to padded rows, rows to log-probabilities of the sampled tokens
+    forest.py       calls to rows in which what they share is computed once
     losses/         log-probabilities and advantages to a loss per token
     model.py        base model and adapter
     step.py         the recipe: one optimizer update of a policy

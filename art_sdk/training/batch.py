@@ -1,10 +1,13 @@
-"""Calls in, rows out: padded micro-batches, and the log-probabilities of their sampled tokens.
+"""Calls in, rows out: what a micro-batch is, its plainest layout, and the log-probabilities of its tokens.
 
-The invariant: row b holds one call, and everything that says which of its positions count (attention
-mask, rows, positions) is made from lengths, never from token values, so a padding id that is also an
-end token means nothing. Padding is on the right: under causal attention no real token sees it.
+The invariant: every sampled token of every call is one loss term, in the same micro-batch as the rest of
+its call, and the position that predicts it has seen exactly what the engine had. `forest.py` keeps it
+with shared prefixes; here a row holds one call, and everything that says which positions count is made
+from lengths, never from token values, so a padding id that is also an end token means nothing. Padding
+is on the right: under causal attention no real token sees it.
 
-Suffixes: B rows, L positions, T sampled tokens of all rows, H hidden size, V vocabulary.
+Suffixes: B rows, L positions of a row, N = B · L of all rows, T sampled tokens, P distinct places to
+predict from, H hidden size, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,24 +27,25 @@ _HEAD_CHUNK = 256
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows for one forward and backward pass. Row b is `calls[b]` without its last token, which
-    predicts nothing. Integer tensors are int64, the others float32."""
+    """Rows for one forward and backward pass. The last token of a call predicts nothing and is in none.
+    Integer tensors are int64, the others float32 unless said otherwise."""
 
     calls: tuple[Call, ...]
     input_ids_BL: Tensor
-    attention_mask_BL: Tensor
+    attention_mask: Tensor
+    """[B, L], 1 for what isn't padding; or bool [B, 1, L, L], true where a position sees another."""
     position_ids_BL: Tensor
-    rows_T: Tensor
-    """The row of each sampled token."""
+    calls_T: Tensor
+    """The call of each sampled token: an index into `calls`. A call's tokens are in order."""
     positions_T: Tensor
-    """The position in that row whose logits predict it."""
+    """The position whose logits predict it: an index into N."""
     targets_T: Tensor
     """The sampled token itself."""
     sampler_logprobs_T: Tensor
     temperatures_T: Tensor
 
 
-def micro_batches(calls: Sequence[Call], max_tokens: int, device: torch.device) -> Iterator[MicroBatch]:
+def padded_batches(calls: Sequence[Call], max_tokens: int, device: torch.device) -> Iterator[MicroBatch]:
     """Rows of similar length together, at most `max_tokens` positions each, padding included.
 
     A longer call goes alone. The order depends on lengths and trajectory ids, not on the order in
@@ -60,34 +64,48 @@ def micro_batches(calls: Sequence[Call], max_tokens: int, device: torch.device) 
 def token_logprobs(model: PeftModel, batch: MicroBatch) -> Tensor:
     """log π(token | its prefix) at each call's temperature, float32 of shape [T], with gradient.
 
-    The transformer gives hidden states, those that predict sampled tokens are gathered, and only they
-    go through the head, a chunk at a time; the backward pass computes a chunk's logits again instead
-    of keeping them. The models' own `logits_to_keep` can't do this: it takes the same positions of
-    every row, and holds all their logits at once. `load_policy` has checked that the model's logits
-    are the head's output and nothing more.
+    The transformer gives hidden states, and only those that predict sampled tokens go through the
+    head, a chunk at a time; the backward pass computes a chunk's logits again instead of keeping them.
+    The models' own `logits_to_keep` can't do this: it takes the same positions of every row, and holds
+    all their logits at once. `load_policy` has checked that the model's logits are the head's output
+    and nothing more.
     """
     backbone, head = backbone_and_head(model)
-    hidden_BLH = backbone(
+    mask = batch.attention_mask
+    if mask.ndim == 4:
+        # Added to the scores, it suits eager attention too; given as bool, SDPA would make and keep
+        # such a tensor in every layer.
+        mask = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device).masked_fill(~mask, -torch.inf)
+    hidden_NH = backbone(
         input_ids=batch.input_ids_BL,
-        attention_mask=batch.attention_mask_BL,
+        attention_mask=mask,
         position_ids=batch.position_ids_BL,
         use_cache=False,
-    ).last_hidden_state
-    hidden_TH = hidden_BLH[batch.rows_T, batch.positions_T]
+    ).last_hidden_state.flatten(0, 1)
     chunks = zip(
-        torch.split(hidden_TH, _HEAD_CHUNK),
+        torch.split(batch.positions_T, _HEAD_CHUNK),
         torch.split(batch.targets_T, _HEAD_CHUNK),
         torch.split(batch.temperatures_T, _HEAD_CHUNK),
         strict=True,
     )
     return torch.cat(
-        [checkpoint(_head_logprobs, head, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
+        [
+            checkpoint(_head_logprobs, head, hidden_NH, *chunk, use_reentrant=False, preserve_rng_state=False)
+            for chunk in chunks
+        ]
     )
 
 
-def _head_logprobs(head: nn.Module, hidden_TH: Tensor, targets_T: Tensor, temperatures_T: Tensor) -> Tensor:
-    logits_TV = head(hidden_TH).float() / temperatures_T[:, None]
-    return torch.log_softmax(logits_TV, dim=-1).gather(-1, targets_T[:, None]).squeeze(-1)
+def _head_logprobs(
+    head: nn.Module, hidden_NH: Tensor, positions_T: Tensor, targets_T: Tensor, temperatures_T: Tensor
+) -> Tensor:
+    """Neighbours that are predicted from one position at one temperature share one row of logits."""
+    distinct_T = torch.ones_like(positions_T, dtype=torch.bool)
+    distinct_T[1:] = (positions_T.diff() != 0) | (temperatures_T.diff() != 0)
+    logits_PV = head(hidden_NH[positions_T[distinct_T]]).float() / temperatures_T[distinct_T, None]
+    rows_T = distinct_T.cumsum(0) - 1
+    logprobs_T: Tensor = logits_PV[rows_T, targets_T] - logits_PV.logsumexp(-1)[rows_T]
+    return logprobs_T
 
 
 def _row_length(call: Call) -> int:
@@ -106,10 +124,12 @@ def _pad(calls: Sequence[Call], device: torch.device) -> MicroBatch:
     return MicroBatch(
         calls=tuple(calls),
         input_ids_BL=input_ids_BL.to(device),
-        attention_mask_BL=(position_ids_BL < lengths_B[:, None]).long().to(device),
+        attention_mask=(position_ids_BL < lengths_B[:, None]).long().to(device),
         position_ids_BL=position_ids_BL.to(device),
-        rows_T=torch.arange(len(calls)).repeat_interleave(sampled_B).to(device),
-        positions_T=torch.cat([torch.arange(len(call.prompt_ids) - 1, _row_length(call)) for call in calls]).to(device),
+        calls_T=torch.arange(len(calls)).repeat_interleave(sampled_B).to(device),
+        positions_T=torch.cat(
+            [row * length + torch.arange(len(call.prompt_ids) - 1, _row_length(call)) for row, call in enumerate(calls)]
+        ).to(device),
         targets_T=torch.tensor([token for call in calls for token in call.token_ids]).to(device),
         sampler_logprobs_T=torch.tensor([value for call in calls for value in call.logprobs]).to(device),
         temperatures_T=temperatures_B.repeat_interleave(sampled_B).to(device),

@@ -81,9 +81,14 @@ class TrainingOptions(BaseModel):
     """In versions: a trajectory whose oldest token is older is left out as `too_stale`."""
 
     micro_batch_tokens: int = Field(default=1024, ge=1, le=16_777_216)
-    """Tokens in one forward and backward pass, padding included: bounds memory, changes no result.
-    A call that is longer goes alone. A model of 135M parameters holds about 3.5 MB of activations for
-    each; on a CPU more than 500 are no faster."""
+    """Tokens in one forward and backward pass: those of shared prefixes once, or with padding, as
+    `layout` says. Bounds memory, changes no result. A call that is longer goes alone. A model of 135M
+    parameters holds about 3.5 MB of activations for each; on a CPU more than 500 are no faster."""
+
+    layout: Literal["auto", "forest", "padded"] = "auto"
+    """`forest` computes what calls have in common once; `padded` computes every call by itself. They
+    give the same result. `auto` is `forest` for models that can take it, else `padded`, and the log
+    says why; `forest` refuses such a model."""
 
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
     """Seeds the adapter's first weights."""

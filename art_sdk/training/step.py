@@ -11,11 +11,12 @@ A step learns or changes nothing: weights, moments and version are untouched whe
 there is nothing to learn from.
 """
 
+import logging
 import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -28,17 +29,22 @@ from ..errors import ConfigError, TrainingError
 from ..store.batch import ClaimedGroup, Outcome
 from ..store.reasons import Reason
 from .advantages import ADVANTAGES
-from .batch import MicroBatch, micro_batches, token_logprobs
+from .batch import MicroBatch, padded_batches, token_logprobs
 from .checkpoints import ProbeSequence, TrainerState, read_state, restore, save_version
+from .forest import forest_batches, obstacle, unique_tokens
 from .losses import LOSSES, LossInputs, LossOutputs
 from .model import load_policy
 from .options import LoraOptions, TrainingOptions
 from .tokens import Call, select
 
+_logger = logging.getLogger("art_sdk.training")
+
 _PROBE_SEQUENCES = 4
 _PROBE_TOKENS = 512
 
 _Algorithm = TypeVar("_Algorithm")
+
+_Layout = Callable[[Sequence[Call], int, torch.device], Iterator[MicroBatch]]
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,8 @@ class StepResult:
 
     `metrics`, always: `seconds`; `groups`, the number claimed; `zero_variance_groups`, the share of
     them with equal rewards; `reward_mean` and `reward_std` over all finished members with a reward (0
-    without one); `trajectories`, `calls` and `tokens` trained on.
+    without one); `trajectories`, `calls` and `tokens` trained on; `dense_tokens`, prompts and sampled
+    tokens of those calls; `unique_tokens`, what remains of them when a shared prefix counts once.
     When it learned also: `loss`; `grad_norm` before clipping; `ratio_mean`, `ratio_max`;
     `mismatch_abs`, mean |log π - log μ|; `mismatch_kl`, mean r - 1 - log r, which estimates KL(μ‖π);
     `clip_fraction`; `entropy`, estimated as the mean of -log π over the sampled tokens;
@@ -69,7 +76,8 @@ class Trainer:
     ) -> None:
         """`resume` is the directory of a saved version: training goes on exactly where it stopped.
 
-        Raises `ConfigError` for an unknown loss or advantage, `TrainingError` for what can't be loaded.
+        Raises `ConfigError` for an unknown loss or advantage, `TrainingError` for what can't be loaded
+        and for a model that can't take the layout that the options insist on.
         """
         self._loss = _registered("loss", options.loss, LOSSES)
         self._advantage = _registered("advantage", options.advantage, ADVANTAGES)
@@ -78,6 +86,7 @@ class Trainer:
         self.options = options
         self.version = 0 if resume is None else self._check_resumable(resume)
         self.model: PeftModel = load_policy(base_model, lora, resume, seed=options.seed)
+        self._batches = self._choose_layout()
         self._parameters = [weight for weight in self.model.parameters() if weight.requires_grad]
         self._optimizer = torch.optim.AdamW(
             self._parameters, lr=options.learning_rate, weight_decay=options.weight_decay
@@ -95,7 +104,8 @@ class Trainer:
         selection = select(groups, current_version=self.version, options=self.options)
         metrics = _claim_metrics(groups, selection.left_out)
         if not selection.groups:
-            metrics |= {"trajectories": 0, "calls": 0, "tokens": 0, "seconds": time.perf_counter() - started}
+            metrics |= dict.fromkeys(("trajectories", "calls", "tokens", "dense_tokens", "unique_tokens"), 0)
+            metrics["seconds"] = time.perf_counter() - started
             return StepResult(False, _why_nothing(groups, selection.left_out), selection.left_out, metrics)
 
         advantages: dict[str, float] = {}
@@ -109,12 +119,12 @@ class Trainer:
 
         self._optimizer.zero_grad()
         scored: list[tuple[LossInputs, LossOutputs]] = []
-        for batch in micro_batches(calls, self.options.micro_batch_tokens, self.model.device):
+        for batch in self._batches(calls, self.options.micro_batch_tokens, self.model.device):
             inputs = LossInputs(
                 logprobs=token_logprobs(self.model, batch),
                 sampler_logprobs=batch.sampler_logprobs_T,
                 advantages=_per_token(advantages, batch),
-                rows=batch.rows_T,
+                rows=batch.calls_T,
             )
             outputs = self._loss(inputs, self.options)
             _check_losses(outputs.losses, batch)
@@ -135,6 +145,8 @@ class Trainer:
             "trajectories": len(candidates),
             "calls": len(calls),
             "tokens": tokens,
+            "dense_tokens": sum(len(call.prompt_ids) + len(call.token_ids) for call in calls),
+            "unique_tokens": unique_tokens(calls),
             "staleness_mean": statistics.fmean(self.version - call.version for call in calls),
         }
         outcomes = tuple(
@@ -168,7 +180,7 @@ class Trainer:
         distinct = {(call.prompt_ids, call.token_ids): call for call in self._learned_from}
         calls = list(distinct.values())
         spread = calls[:: math.ceil(len(calls) / _PROBE_SEQUENCES)]
-        batches = list(micro_batches([_cut(call) for call in spread], _PROBE_TOKENS, self.model.device))
+        batches = list(padded_batches([_cut(call) for call in spread], _PROBE_TOKENS, self.model.device))
         with torch.no_grad():
             adapted = [token_logprobs(self.model, batch) for batch in batches]
             with self.model.disable_adapter():
@@ -182,12 +194,29 @@ class Trainer:
             ProbeSequence(
                 call.prompt_ids,
                 call.token_ids,
-                tuple(adapted_T[batch.rows_T == row].tolist()),
-                tuple(base_T[batch.rows_T == row].tolist()),
+                tuple(adapted_T[batch.calls_T == row].tolist()),
+                tuple(base_T[batch.calls_T == row].tolist()),
             )
             for batch, adapted_T, base_T in zip(batches, adapted, base, strict=True)
             for row, call in enumerate(batch.calls)
         ]
+
+    def _choose_layout(self) -> _Layout:
+        if self.options.layout == "padded":
+            return padded_batches
+        reason = obstacle(self.model)
+        if reason is None:
+            return forest_batches
+        if self.options.layout == "forest":
+            raise TrainingError(
+                f"base model {self.base_model!r} can't be trained with layout='forest': {reason}. Use layout='auto'."
+            )
+        _logger.warning(
+            "base model %r is trained with layout 'padded', which computes shared prefixes again for every call: %s",
+            self.base_model,
+            reason,
+        )
+        return padded_batches
 
     def _check_resumable(self, directory: Path) -> int:
         saved = read_state(directory)
@@ -215,15 +244,15 @@ def _registered(kind: str, name: str, registry: Mapping[str, _Algorithm]) -> _Al
 
 
 def _per_token(advantages: Mapping[str, float], batch: MicroBatch) -> Tensor:
-    per_row = torch.tensor([advantages[call.trajectory_id] for call in batch.calls], device=batch.rows_T.device)
-    return per_row[batch.rows_T]
+    per_call = torch.tensor([advantages[call.trajectory_id] for call in batch.calls], device=batch.calls_T.device)
+    return per_call[batch.calls_T]
 
 
 def _check_losses(losses_T: Tensor, batch: MicroBatch) -> None:
     broken = (~losses_T.isfinite()).nonzero()
     if len(broken):
         token = int(broken[0])
-        call = batch.calls[int(batch.rows_T[token])]
+        call = batch.calls[int(batch.calls_T[token])]
         raise TrainingError(
             f"a loss of {losses_T[token].item()} for trajectory {call.trajectory_id}, sampled by version "
             f"{call.version}: nothing was changed. Leave it out, or look at its log-probabilities."

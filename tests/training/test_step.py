@@ -9,7 +9,7 @@ from art_sdk.errors import ConfigError, TrainingError
 from art_sdk.store.batch import ClaimedGroup
 from art_sdk.store.reasons import Reason
 from art_sdk.training import step as step_module
-from art_sdk.training.batch import micro_batches, token_logprobs
+from art_sdk.training.batch import padded_batches, token_logprobs
 from art_sdk.training.losses import LOSSES, Loss, LossInputs, LossOutputs
 from art_sdk.training.options import LoraOptions, TrainingOptions
 from art_sdk.training.step import Trainer
@@ -26,7 +26,7 @@ def _resampled(trainer: Trainer, groups: list[ClaimedGroup]) -> list[ClaimedGrou
     def logprobs(c: Completion) -> list[float]:
         temperature = c.sampling.get("temperature", 1.0)
         call = Call("t", tuple(c.prompt_ids), tuple(c.token_ids), tuple(c.logprobs), temperature, 0)
-        (batch,) = micro_batches([call], 1000, torch.device("cpu"))
+        (batch,) = padded_batches([call], 1000, torch.device("cpu"))
         return [float(value) for value in token_logprobs(trainer.model, batch).detach()]
 
     return [
@@ -89,7 +89,7 @@ def test_loss_and_gradients_equal_those_of_whole_logits_call_by_call(
         torch.testing.assert_close(got[name], expected[name], rtol=1e-4, atol=1e-7)
 
 
-def test_the_size_of_micro_batches_changes_nothing(
+def test_the_size_of_padded_batches_changes_nothing(
     base_model: str, lora: LoraOptions, groups: list[ClaimedGroup]
 ) -> None:
     results = []
