@@ -30,7 +30,7 @@ lint: .venv/ready  ## check style and types
 
 bench: .venv/ready  ## run a benchmark: make bench NAME=...
 	@test -f benchmarks/$(NAME).py || { echo "make bench NAME=..., one of: $$(ls benchmarks/*.py | xargs -n1 basename -s .py | tr '\n' ' ')"; exit 1; }
-	@$(BIN)/python benchmarks/$(NAME).py $(ARGS)
+	@$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
 
 docs: .venv/ready  ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
