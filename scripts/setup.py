@@ -32,8 +32,9 @@ def main() -> None:
     if sys.version_info < (3, 11):
         sys.exit(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}: make PYTHON=python3.12")
     if not PYTHON.exists():
-        print("making .venv")
+        print("making .venv", flush=True)
         venv.create(VENV, with_pip=True)
+    print("installing the pinned packages into .venv (about 3.5 GB, a few minutes)", flush=True)
     pip("pip")
     extras = f"{ROOT}[cpu,langchain,postgres]"
     if not pip("--editable", extras, "--group", f"{ROOT / 'pyproject.toml'}:dev", check=False):
