@@ -221,7 +221,7 @@ def test_a_trajectory_without_tokens_of_the_policy_says_so(backend: art.LocalBac
 
 def test_a_killed_engine_comes_back_with_its_adapters(backend: art.LocalBackend, two_steps: list[Step]) -> None:
     client = openai.OpenAI(max_retries=0)
-    kill("vllm.entrypoints.openai.api_server")
+    kill("vllm.entrypoints.openai.api_server", str(backend.options.engine_port))
 
     def ask() -> str | None:
         messages: Any = [{"role": "user", "content": "hello"}]
@@ -237,17 +237,20 @@ def test_a_killed_engine_comes_back_with_its_adapters(backend: art.LocalBackend,
 def test_a_killed_worker_goes_on_from_the_last_version(
     backend: art.LocalBackend, handle: Callable[[Ticket], dict[str, Any]], two_steps: list[Step]
 ) -> None:
-    kill("art_sdk.backend.worker")
+    kill("art_sdk.backend.worker", str(backend.options.home / "order-desk.json"))
     art.rollouts_sync(handle, make_tickets(0)[0][4:6], group_size=GROUP_SIZE)
     step = backend.wait_for_step(timeout=300)
     assert step.version == 3
     assert steps.versions(backend.database, "order-desk")[-1].status == "live"
 
 
-def kill(module: str) -> None:
-    """SIGKILL to the process of this backend that runs `module`."""
-    mine = psutil.Process().children(recursive=True)
-    (found,) = [p for p in mine if module in p.cmdline() and "-I" not in p.cmdline()]  # -I: its guard
+def kill(module: str, argument: str) -> None:
+    """SIGKILL to the child that runs `module` with `argument`, not to its guard (-I)."""
+    (found,) = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if {module, argument} <= {*process.cmdline()} and "-I" not in process.cmdline()
+    ]
     found.kill()
 
 
