@@ -17,11 +17,11 @@ setup: .venv/ready  ## make .venv ready
 demo: .venv/ready  ## run the whole loop: an agent learns while it runs (about seven minutes; SEED=1)
 	@$(BIN)/python -m examples.order_desk.train --seed $(SEED)
 
-test: .venv/ready  ## run all tests, with the real engine
-	@$(BIN)/python -m pytest
+test: test-fast  ## run all tests, with the real engine
+	@$(BIN)/python -m pytest -m engine
 
 test-fast: .venv/ready  ## run the tests that need no engine
-	@$(BIN)/python -m pytest -m "not engine"
+	@$(BIN)/python -m pytest -m "not engine" -n auto
 
 lint: .venv/ready  ## check style and types
 	@$(BIN)/ruff check .
