@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import EngineError
+from ..errors import EngineError, StoreError
 from ..store import steps
 from ..store.database import Database
 from ..store.steps import Version
@@ -42,15 +42,15 @@ class Publisher:
         self._checked_at = 0.0
 
     async def run(self) -> None:
-        """Publish for ever."""
+        """Publish for ever. An engine or a store that is away is waited for."""
         down = False
         while True:
             try:
                 await self.reconcile()
                 if down:
-                    log.info("the engine answers again")
+                    log.info("engine and store answer again")
                 down = False
-            except EngineError as error:
+            except (EngineError, StoreError) as error:
                 if not down:
                     log.warning("%s; trying again until it is back", error)
                 down = True

@@ -32,14 +32,14 @@ async def serve(options: BackendOptions, gateway_key: str, engine_key: str) -> N
     app = create_app(router=router, policies={options.policy}, record=journal.append, api_key=gateway_key)
     config = uvicorn.Config(app, host=HOST, port=options.gateway_port, log_level="warning", access_log=False)
     async with EngineClient(engine_url, engine_key) as engine:
-        publisher = Publisher(options, database, engine, router)
-        publishing = asyncio.create_task(publisher.run())
-        try:
-            await uvicorn.Server(config).serve()
-        finally:
-            publishing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await publishing
+        server = uvicorn.Server(config)
+        publishing = asyncio.create_task(Publisher(options, database, engine, router).run())
+        # A gateway that no longer publishes would serve old versions without a word: it ends, and is started again.
+        publishing.add_done_callback(lambda _: setattr(server, "should_exit", True))
+        await server.serve()
+        publishing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await publishing
     database.close()
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..errors import ConfigError, TrainingError
+from ..errors import ConfigError, StoreError, TrainingError
 from ..store import queue, steps
 from ..store.batch import ClaimedGroup, Outcome
 from ..store.database import Database
@@ -78,8 +78,16 @@ class Worker:
     def _wait_for_groups(self) -> None:
         options = self._options
         waiting_since: float | None = None
+        store_away = False
         while True:
-            ready = queue.queued(self._database, options.policy, time.time_ns())
+            try:
+                ready = queue.queued(self._database, options.policy, time.time_ns())
+            except StoreError as error:
+                if not store_away:
+                    log.error("%s; waiting until it is back", error)
+                store_away, ready = True, 0
+            else:
+                store_away = False
             if ready >= options.groups_per_step:
                 return
             now = time.monotonic()
@@ -129,13 +137,14 @@ def _remove_unrecorded(options: BackendOptions, store: str, recorded: set[Path])
     """
     unknown = sorted(set(options.versions_dir.glob("*")) - recorded)
     left_over = options.version_path(max((int(path.name) for path in recorded), default=0) + 1)
+    # Saving writes under a temporary name first, which begins with the folder's own.
+    strangers = [path for path in unknown if not path.name.lstrip(".").startswith(left_over.name)]
+    if strangers:
+        raise ConfigError(
+            f"{strangers[0]} is a version that the store {store} does not know: "
+            "use the store that it was made with, or another home"
+        )
     for path in unknown:
-        # Saving writes under a temporary name first, which begins with the folder's own.
-        if not path.name.lstrip(".").startswith(left_over.name):
-            raise ConfigError(
-                f"{path} is a version that the store {store} does not know: "
-                "use the store that it was made with, or another home"
-            )
         log.warning("removing %s: its step was never recorded", path)
         shutil.rmtree(path)
 

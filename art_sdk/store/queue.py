@@ -15,8 +15,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlalchemy import Connection, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, exists, func, insert, or_, select, update
 
+from ..capture.records import Completion
 from ..settings import Settings
 from . import tables as t
 from .batch import ClaimedGroup, Member
@@ -210,12 +211,12 @@ class LeaseLost(Exception):
     """A lease ran out while its groups were being trained on."""
 
 
-def _claimable(policy: str, now: int):  # type: ignore[no-untyped-def]
+def _claimable(policy: str, now: int) -> ColumnElement[bool]:
     c = t.claims.c
     return (c.policy == policy) & or_(c.status == "ready", (c.status == "leased") & (c.expires_at <= now))
 
 
-def _held(policy: str, owner: str):  # type: ignore[no-untyped-def]
+def _held(policy: str, owner: str) -> ColumnElement[bool]:
     c = t.claims.c
     return (c.policy == policy) & (c.owner == owner) & (c.status == "leased")
 
@@ -233,7 +234,7 @@ def _claimed(connection: Connection, group_id: str, policy: str) -> ClaimedGroup
         .where(c.group_id == group_id, c.train)
         .order_by(c.started_at, c.id)
     ).all()
-    by_trajectory: dict[str, list] = {row.id: [] for row in rows}  # type: ignore[type-arg]
+    by_trajectory: dict[str, list[Completion]] = {row.id: [] for row in rows}
     for completion in read_completions(connection, list(by_trajectory), policy):
         by_trajectory[completion.trajectory_id or ""].append(completion)
     members = [
