@@ -269,4 +269,5 @@ def count_by_status(database: Database) -> dict[str, int]:
     """How many trajectories there are in each status."""
     c = t.trajectories.c
     with database.read() as connection:
-        return dict(connection.execute(select(c.status, func.count()).group_by(c.status)).tuples().all())
+        rows = connection.execute(select(c.status, func.count()).group_by(c.status)).all()
+        return {row[0]: row[1] for row in rows}

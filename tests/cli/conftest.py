@@ -1,0 +1,3 @@
+from fresh import home, stored, template
+
+__all__ = ["home", "stored", "template"]
