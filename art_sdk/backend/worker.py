@@ -2,14 +2,13 @@
 
 A version's folder is complete before the store knows of it, and the store learns of the version and
 of its groups being trained on in one transaction. So a worker that dies at any moment loses at most
-the step in flight: its lease runs out, the folder that no row names is removed, and the next worker
+the step in flight: its lease runs out, the folder that no row names is set aside, and the next worker
 goes on from the last recorded version. Run by `python -m art_sdk.backend.worker OPTIONS.json`.
 """
 
 import contextlib
 import logging
 import os
-import shutil
 import sys
 import threading
 import time
@@ -39,7 +38,7 @@ class Worker:
         self._owner = f"{os.uname().nodename}:{os.getpid()}:{time.time_ns():x}"
         steps.register_policy(database, options.policy, options.base_model)
         recorded = [version for version in steps.versions(database, options.policy) if version.path]
-        _remove_unrecorded(options, database.name, {Path(version.path) for version in recorded if version.path})
+        _set_aside_unrecorded(options, database.name, {Path(version.path) for version in recorded if version.path})
         resume = Path(recorded[-1].path) if recorded and recorded[-1].path else None
         self._trainer = Trainer(options.base_model, options.lora, options.training, resume=resume)
         log.info("policy %s: training on from version %d", options.policy, self._trainer.version)
@@ -130,8 +129,8 @@ class Worker:
             queue.release(self._database, policy, owner=self._owner)
 
 
-def _remove_unrecorded(options: BackendOptions, store: str, recorded: set[Path]) -> None:
-    """Remove the folder of a step that died between saving and recording: the next one after those recorded.
+def _set_aside_unrecorded(options: BackendOptions, store: str, recorded: set[Path]) -> None:
+    """Set aside the folder of a step that died between saving and recording: the next one after those recorded.
 
     Raises `ConfigError` for any other folder that the store does not know: it is somebody's version.
     """
@@ -144,9 +143,12 @@ def _remove_unrecorded(options: BackendOptions, store: str, recorded: set[Path])
             f"{strangers[0]} is a version that the store {store} does not know: "
             "use the store that it was made with, or another home"
         )
+    aside = options.home / "unrecorded"
     for path in unknown:
-        log.warning("removing %s: its step was never recorded", path)
-        shutil.rmtree(path)
+        aside.mkdir(mode=0o700, exist_ok=True)
+        target = aside / f"{options.policy}-{path.name.lstrip('.')}-{time.time_ns()}"
+        log.warning("moving %s to %s: its step was never recorded", path, target)
+        path.rename(target)
 
 
 def _report(step: Step) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from art_sdk.backend.local import may_restart
 from art_sdk.backend.options import BackendOptions
-from art_sdk.backend.worker import _remove_unrecorded
+from art_sdk.backend.worker import _set_aside_unrecorded
 from art_sdk.errors import ConfigError
 
 
@@ -23,16 +23,17 @@ def folders(home: Path, *names: str) -> dict[str, Path]:
     return made
 
 
-def test_the_folder_of_a_step_that_was_never_recorded_is_removed(tmp_path: Path) -> None:
+def test_the_folder_of_a_step_that_was_never_recorded_is_set_aside(tmp_path: Path) -> None:
     made = folders(tmp_path, "000001", "000002", ".000002.5f3a")
-    _remove_unrecorded(options_in(tmp_path), "sqlite:///x", {made["000001"]})
+    _set_aside_unrecorded(options_in(tmp_path), "sqlite:///x", {made["000001"]})
     assert [path.name for path in options_in(tmp_path).versions_dir.iterdir()] == ["000001"]
+    assert len(list((tmp_path / "unrecorded").iterdir())) == 2
 
 
 def test_versions_of_another_store_are_left_alone_and_named(tmp_path: Path) -> None:
     made = folders(tmp_path, "000001", "000002")
     with pytest.raises(ConfigError, match="000002 is a version that the store sqlite:///x does not know"):
-        _remove_unrecorded(options_in(tmp_path), "sqlite:///x", set())
+        _set_aside_unrecorded(options_in(tmp_path), "sqlite:///x", set())
     assert all(path.is_dir() for path in made.values())
 
 
