@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backend.local import LocalBackend as LocalBackend
+    from .capture.health import Health as Health
     from .capture.rewards import reward as reward
     from .capture.rollouts import Rollout as Rollout
     from .capture.rollouts import RolloutGroup as RolloutGroup
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from .capture.spans import current_trajectory as current_trajectory
     from .capture.tools import tool as tool
     from .capture.trajectory import trajectory as trajectory
+    from .capture.trajectory import trajectory_scope as trajectory_scope
     from .errors import ArtError as ArtError
     from .errors import ConfigError as ConfigError
     from .errors import EngineError as EngineError
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from .integrations import instrument as instrument
     from .integrations import uninstrument as uninstrument
     from .lifecycle import flush as flush
+    from .lifecycle import health as health
     from .lifecycle import init as init
     from .lifecycle import shutdown as shutdown
     from .store import open_store as open_store
@@ -48,6 +51,7 @@ _HOMES = {
     "current_trajectory": "capture.spans:current_trajectory",
     "tool": "capture.tools:tool",
     "trajectory": "capture.trajectory:trajectory",
+    "trajectory_scope": "capture.trajectory:trajectory_scope",
     "ArtError": "errors:ArtError",
     "ConfigError": "errors:ConfigError",
     "EngineError": "errors:EngineError",
@@ -57,6 +61,8 @@ _HOMES = {
     "instrument": "integrations:instrument",
     "uninstrument": "integrations:uninstrument",
     "flush": "lifecycle:flush",
+    "Health": "capture.health:Health",
+    "health": "lifecycle:health",
     "init": "lifecycle:init",
     "shutdown": "lifecycle:shutdown",
     "open_store": "store:open_store",

@@ -3,6 +3,7 @@
 Read when first needed and again after `reset()`; nothing here is read at import.
 """
 
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -35,9 +36,48 @@ class Settings(BaseSettings):
     """Seconds after which a group is used without the rewards and members that it still lacks."""
     journal_segment_bytes: int = Field(default=64 << 20, ge=4096)
     """A journal file of this size is closed and the next one begun."""
+    disabled: bool | None = None
+    """Capture nothing. Unset: what `OTEL_SDK_DISABLED` says."""
+    auto: bool = False
+    """Make a trajectory of every agent run that is in none. `art run` sets it."""
+    sample_rate: float = Field(default=1.0, ge=0, le=1)
+    """Share of the trajectories that are captured; each one whole or not at all."""
+    capture_content: bool | None = None
+    """False: keep roles, tool names and sizes but none of the words. Unset: what
+    `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT` says where that is `false` or `no_content`."""
+    redact: str = Field(
+        default="keys,bearer", pattern=r"^(none|(keys|bearer|email|cards)(,(keys|bearer|email|cards))*)$"
+    )
+    """What is masked wherever it is found: API keys, bearer tokens, e-mail addresses, card numbers."""
+    trace_hosts: str = ""
+    """Hosts beside the gateway that requests tell the trajectory to (`billing.internal,localhost:8080`): services of
+    one's own. Their LLM calls then belong to it."""
+
+    @property
+    def off(self) -> bool:
+        """Whether nothing is captured."""
+        return _says("OTEL_SDK_DISABLED", "true") if self.disabled is None else self.disabled
+
+    @property
+    def keeps_content(self) -> bool:
+        """Whether the words of messages, arguments and results are kept."""
+        if self.capture_content is not None:
+            return self.capture_content
+        return not _says("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "false", "no_content", "0")
+
+    def redactions(self) -> frozenset[str]:
+        return frozenset(self.redact.split(",")) - {"none"}
+
+    def hosts(self) -> frozenset[str]:
+        """`trace_hosts`, in lower case: `host` for every port, or `host:port`."""
+        return frozenset(host.strip().lower() for host in self.trace_hosts.split(",") if host.strip())
 
     def resolved_store_url(self) -> str:
         return self.store_url or f"sqlite:///{self.home.resolve() / 'art.db'}"
+
+
+def _says(variable: str, *values: str) -> bool:
+    return os.environ.get(variable, "").strip().lower() in values
 
 
 @lru_cache(maxsize=1)

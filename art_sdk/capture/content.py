@@ -20,16 +20,39 @@ from uuid import UUID
 
 import msgspec
 
+from ..settings import get_settings
+from . import redaction
 from .records import Content
 
 MAX_DEPTH = 32
 _WRITTEN_OUT = date | time | timedelta | UUID | PurePath | Decimal | Fraction
 
 
-def to_content(value: Any) -> Content:
-    """`value` as a content record: its JSON bytes under their hash (BLAKE2b, 16 bytes, hex)."""
-    data = msgspec.json.encode(plain(value))
-    return Content(hash=hashlib.blake2b(data, digest_size=16).hexdigest(), data=data)
+def to_content(value: Any) -> tuple[Content, bool]:
+    """`value` as a content record (its JSON bytes under their BLAKE2b, 16 bytes, hex), and whether something in it
+    was masked."""
+    data, was_masked = _kept(plain(value))
+    return Content(hash=hashlib.blake2b(data, digest_size=16).hexdigest(), data=data), was_masked
+
+
+def kept_text(text: str) -> tuple[str, bool]:
+    """Words that go on a span as they are (an error's), as far as they may be kept; and whether some were masked."""
+    data, was_masked = _kept(clean(text))
+    kept = msgspec.json.decode(data)
+    return kept if isinstance(kept, str) else "(not kept)", was_masked
+
+
+def _kept(value: Any) -> tuple[bytes, bool]:
+    settings = get_settings()
+    data = given = msgspec.json.encode(value)
+    if redaction.has_mask():
+        data = msgspec.json.encode(plain(redaction.masked(value)))
+    if redaction.may_hold_secret(data):
+        data = msgspec.json.encode(redaction.redact(msgspec.json.decode(data)))
+    was_masked = data != given
+    if not settings.keeps_content:
+        data = msgspec.json.encode(redaction.structure(msgspec.json.decode(data)))
+    return data, was_masked
 
 
 def plain(value: Any) -> Any:

@@ -17,9 +17,13 @@ def guarded(hook: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R | N
     """Call a hook. What it raises is counted and logged once; the caller goes on with None."""
     try:
         return hook(*args, **kwargs)
-    except Exception:
-        name = getattr(hook, "__qualname__", repr(hook))
-        errors[name] += 1
-        if errors[name] == 1:
-            log.exception("capture: %s failed; the agent runs on, further failures are only counted", name)
+    except Exception as error:
+        count_error(getattr(hook, "__qualname__", repr(hook)), error)
         return None
+
+
+def count_error(name: str, error: Exception) -> None:
+    """Count a fault of a hook; log the first of each."""
+    errors[name] += 1
+    if errors[name] == 1:
+        log.error("capture: %s failed; the agent runs on, further failures are only counted", name, exc_info=error)

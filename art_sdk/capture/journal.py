@@ -189,11 +189,12 @@ def current() -> Journal | None:
 
 def append(*records: Record) -> None:
     """Write to this process's journal, opening it first if need be. Where it can't be opened, the log says so once."""
-    while (journal := _current or _open()) is not None and not journal.append(*records):
+    while (journal := _current or start()) is not None and not journal.append(*records):
         pass  # closed by another thread between the two calls
 
 
-def _open() -> Journal | None:
+def start() -> Journal | None:
+    """Open this process's journal, unless it is open. Where it can't be opened, the log says so once."""
     global _current, _refused
     from ..settings import get_settings
 
@@ -201,6 +202,8 @@ def _open() -> Journal | None:
         if _current is None:
             try:
                 settings = get_settings()
+                if settings.off:
+                    return None
                 _current = Journal(settings.home.resolve() / "journal", settings.journal_segment_bytes)
             except (OSError, ConfigError) as error:
                 if not _refused:

@@ -60,7 +60,8 @@ def reward(
 def give(live: LiveTrajectory, value: Any, *, name: str, span_id: str | None = None, key: str | None = None) -> None:
     """Give a reward to a trajectory that is still running here."""
     record = make_record(value, live.id, name=name, span_id=span_id, key=key)
-    journal.append(record)
+    if live.captured:
+        journal.append(record)
     live.rewards.setdefault(record.id, record.value)  # the first of a key counts, as in the store
 
 

@@ -14,7 +14,8 @@ from typing import Any, Generic, TypeVar
 from ..errors import ConfigError
 from . import journal, spans
 from .records import Group
-from .trajectory import DECORATED, Slot, slot_context
+from .runs import Slot, slot_context
+from .trajectory import is_decorated
 
 T = TypeVar("T")
 log = logging.getLogger("art_sdk.rollouts")
@@ -110,7 +111,7 @@ def rollouts_sync(
 
 
 def _check(function: Callable[..., Any], group_size: int, concurrency: int) -> None:
-    if not hasattr(function, DECORATED):
+    if not is_decorated(function):
         raise ConfigError(f"art.rollouts needs a function decorated with @art.trajectory, got {function!r}")
     for name, value in (("group_size", group_size), ("concurrency", concurrency)):
         if value < 1:

@@ -12,8 +12,8 @@ import logging
 import os
 import re
 from asyncio import CancelledError
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -28,11 +28,14 @@ from opentelemetry.trace import (
     StatusCode,
     format_span_id,
     format_trace_id,
+    get_current_span,
 )
 from opentelemetry.trace.propagation import set_span_in_context
 
+from ..settings import get_settings
 from . import journal
-from .content import clean, to_content
+from .content import kept_text, to_content
+from .guard import guarded
 from .records import Content, SpanEnd, SpanStart
 
 if TYPE_CHECKING:
@@ -83,10 +86,14 @@ STATUS = "art.status"
 METADATA = "art.metadata"
 PARENT_TRAJECTORY = "art.parent.trajectory"
 REWARD_ERROR = "art.reward.error"
+MASKED = "art.masked"
+CACHED = "art.cached"
+ATTEMPTS = "art.http.attempts"
+USER_TRACE = "art.user.trace"
+"""`<trace id>-<span id>` of the span of the user's own tracing that the trajectory began in."""
 
-_SPAN_KEY = otel_context.create_key("art-sdk-span")
-_TRAJECTORY_KEY = otel_context.create_key("art-sdk-trajectory")
-_LLM_CALL_KEY = otel_context.create_key("art-sdk-llm-call")
+_LISTS = frozenset({INPUT_MESSAGES, OUTPUT_MESSAGES, TOOL_DEFINITIONS})
+_PLACE_KEY = otel_context.create_key("art-sdk-place")
 
 
 @dataclass(eq=False)
@@ -98,9 +105,48 @@ class LiveTrajectory:
 
     id: str
     name: str
-    root: Span
-    rewards: dict[str, float] = field(default_factory=dict)
+    root: Span = field(repr=False)
+    open: bool = field(default=True, repr=False)
+    """Whether anything may still be written to it: not one that is not captured, nor one that has ended."""
+    captured: bool = field(default=True, repr=False)
+    """False for one that is only there so that the program finds a trajectory: not sampled, switched off, failed to
+    start."""
+    rewards: dict[str, float] = field(default_factory=dict, repr=False)
     written: set[str] = field(default_factory=set, repr=False)
+    """Hashes of the content already written for it."""
+    asked: list["ToolRequest"] = field(default_factory=list, repr=False)
+    """Tool calls that a model has asked for and that no span has taken up yet."""
+    at_end: list[Callable[[], None]] = field(default_factory=list, repr=False)
+    """Called just before it ends: whoever holds a span of it open, ends it."""
+    streams: set[Any] = field(default_factory=set, repr=False)
+    """Answers that the program is still reading."""
+    when_read: Callable[[], None] | None = field(default=None, repr=False)
+    """Called when the last of `streams` has been read."""
+    status: str | None = field(default=None, repr=False)
+    """How it ends where its function's return doesn't say so: `interrupted`."""
+    process: int = field(default_factory=os.getpid, repr=False)
+
+
+@dataclass(frozen=True)
+class ToolRequest:
+    """One tool call that a model asked for."""
+
+    id: str
+    name: str
+    arguments: Any
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the program is: in which trajectory, and the span that what starts here belongs under.
+
+    `call` says that the span is an LLM call that a framework has open: an HTTP request made here is that
+    call, and gets no span of its own.
+    """
+
+    live: LiveTrajectory
+    span: Span
+    call: bool = False
 
 
 @cache
@@ -165,65 +211,91 @@ def _identity(span: "ReadableSpan") -> dict[str, Any]:
     }
 
 
-def start_root(name: str, attributes: Mapping[str, Any], inputs: Any) -> LiveTrajectory:
+def start_root(name: str, attributes: Mapping[str, Any], inputs: Any, start_time: int | None = None) -> LiveTrajectory:
     """Start a trajectory: a span in a trace of its own, whatever is current."""
-    content = to_content(inputs)
+    content, was_masked = to_content(inputs)
     journal.append(content)
+    found = {OPERATION: INVOKE_AGENT, INPUT: content.hash, **attributes}
+    if was_masked:
+        found[MASKED] = True
+    user = get_current_span().get_span_context()
+    if user.is_valid:
+        found[USER_TRACE] = f"{format_trace_id(user.trace_id)}-{format_span_id(user.span_id)}"
     span = _tracer().start_span(
-        f"{INVOKE_AGENT} {name}",
-        context=otel_context.Context(),
-        attributes={OPERATION: INVOKE_AGENT, INPUT: content.hash, **attributes},
+        f"{INVOKE_AGENT} {name}", context=otel_context.Context(), attributes=found, start_time=start_time
     )
     identity = format_trace_id(span.get_span_context().trace_id)
     return LiveTrajectory(id=identity, name=name, root=span, written={content.hash})
 
 
 def lost_root(name: str) -> LiveTrajectory:
-    """A trajectory whose start failed: it has an id like any other, and nothing inside it is recorded."""
+    """A trajectory that is not captured: it has an id like any other, and nothing inside it is recorded."""
     trace_id = int.from_bytes(os.urandom(16)) or 1
     root = NonRecordingSpan(SpanContext(trace_id, span_id=int.from_bytes(os.urandom(8)) or 1, is_remote=False))
-    return LiveTrajectory(id=format_trace_id(trace_id), name=name, root=root)
+    return LiveTrajectory(id=format_trace_id(trace_id), name=name, root=root, open=False, captured=False)
 
 
-def start_span(operation: str, subject: str, attributes: Mapping[str, Any], parent: Span | None = None) -> Span:
-    """Start a span named by the conventions (`chat gpt-5`) under `parent`, or under the current span.
-
-    Only inside a trajectory: the caller has checked `current_trajectory()`.
-    """
-    parent = parent or current_span()
-    if parent is None:
-        raise RuntimeError(f"a span {operation!r} outside a trajectory")
+def start_span(
+    operation: str, subject: str, attributes: Mapping[str, Any], parent: Span, start_time: int | None = None
+) -> Span:
+    """Start a span named by the conventions (`chat gpt-5`) under `parent`."""
     return _tracer().start_span(
         f"{operation} {subject}".strip(),
         context=set_span_in_context(parent, otel_context.Context()),
         kind=SpanKind.CLIENT if operation in LLM_OPERATIONS else SpanKind.INTERNAL,
         attributes={OPERATION: operation, **attributes},
+        start_time=start_time,
     )
 
 
-def set_content(span: Span, trajectory: LiveTrajectory, attribute: str, value: Any) -> None:
-    """Write one value as content and note its hash on the span."""
-    span.set_attribute(attribute, write_content(trajectory, value))
+def metadata_attributes(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes that keep a trajectory's `metadata`."""
+    content, was_masked = to_content(dict(metadata))
+    return {METADATA: content.data.decode()} | ({MASKED: True} if was_masked else {})
 
 
-def set_contents(span: Span, trajectory: LiveTrajectory, attribute: str, values: Sequence[Any]) -> None:
-    """Write each value (a message, a tool definition) as content and note the hashes on the span."""
-    span.set_attribute(attribute, write_contents(trajectory, values))
+def content_attributes(live: LiveTrajectory, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Write content, once per trajectory, and return the attributes that point to it.
 
-
-def write_content(trajectory: LiveTrajectory, value: Any) -> str:
-    """Write one value as content. Its hash goes on a span: what is known at its start, with its start."""
-    return write_contents(trajectory, [value])[0]
-
-
-def write_contents(trajectory: LiveTrajectory, values: Sequence[Any]) -> list[str]:
-    """Write each value as content, once per trajectory, and return the hashes."""
-    contents = [to_content(value) for value in values]
-    new: dict[str, Content] = {c.hash: c for c in contents if c.hash not in trajectory.written}
+    The values of `INPUT_MESSAGES`, `OUTPUT_MESSAGES` and `TOOL_DEFINITIONS` are lists, whose items are content of their
+    own; all others are one. What is known when a span starts belongs in its start: a crash then leaves it.
+    """
+    attributes: dict[str, Any] = {}
+    new: list[Content] = []
+    for attribute, value in values.items():
+        hashes = []
+        for item in value if attribute in _LISTS else [value]:
+            content, was_masked = to_content(item)
+            if content.hash not in live.written:
+                live.written.add(content.hash)
+                new.append(content)
+            hashes.append(content.hash)
+            if was_masked:
+                attributes[MASKED] = True
+        attributes[attribute] = hashes if attribute in _LISTS else hashes[0]
+        if attribute == OUTPUT_MESSAGES:
+            live.asked.extend(_requests(value))
     if new:
-        journal.append(*new.values())
-        trajectory.written.update(new)
-    return [content.hash for content in contents]
+        journal.append(*new)
+    return attributes
+
+
+def _requests(messages: Any) -> Iterator[ToolRequest]:
+    for message in messages:
+        for part in message.get("parts", ()):
+            if part.get("type") == "tool_call" and part.get("id"):
+                yield ToolRequest(str(part["id"]), str(part.get("name")), part.get("arguments"))
+
+
+def take_request(live: LiveTrajectory, name: str, arguments: Any = None, identity: str | None = None) -> str | None:
+    """The id of the tool call that a model asked for and that now runs: by its id, or else by name and arguments.
+
+    Each is taken once, so that two equal calls have two ids.
+    """
+    for index, request in enumerate(live.asked):
+        if request.id == identity if identity else (request.name, request.arguments) == (name, arguments):
+            return live.asked.pop(index).id
+    return identity
 
 
 def fail(span: Span, error: BaseException) -> None:
@@ -231,8 +303,17 @@ def fail(span: Span, error: BaseException) -> None:
     if is_cancel(error):
         span.set_attribute(STATUS, "cancelled")
         return
+    words, was_masked = describe(error)
     span.set_attribute(ERROR_TYPE, type(error).__qualname__)
-    span.set_status(Status(StatusCode.ERROR, describe(error)))
+    if was_masked:
+        span.set_attribute(MASKED, True)
+    span.set_status(Status(StatusCode.ERROR, words))
+
+
+def note_error(span: Span, attribute: str, error: BaseException) -> None:
+    """Write an error's type and words on a span that did not fail by it."""
+    words, was_masked = describe(error)
+    span.set_attributes({attribute: words, MASKED: True} if was_masked else {attribute: words})
 
 
 def is_cancel(error: BaseException) -> bool:
@@ -240,13 +321,15 @@ def is_cancel(error: BaseException) -> bool:
     return isinstance(error, CancelledError | GeneratorExit | KeyboardInterrupt)
 
 
-def describe(error: BaseException) -> str:
-    """The error's type and words, without the queries and passwords of URLs in it, where keys are."""
+def describe(error: BaseException) -> tuple[str, bool]:
+    """The error's type and words, as far as they may be kept, and whether some were masked. The queries and passwords
+    of URLs never are kept: keys are found there."""
     try:
-        words = clean(str(error))
+        words = str(error)
     except Exception:  # its own `__str__` is broken
         words = "(no message)"
-    return f"{type(error).__name__}: {_URL_SECRETS.sub(_without_secrets, words)}"
+    words, was_masked = kept_text(_URL_SECRETS.sub(_without_secrets, words))
+    return f"{type(error).__name__}: {words}", was_masked
 
 
 _URL_SECRETS = re.compile(r"(\w+://)([^\s/?#'\"]*@)?([^\s?#'\"]*)(\?[^\s'\"]*)?")
@@ -261,45 +344,118 @@ def span_id(span: Span) -> str:
     return format_span_id(span.get_span_context().span_id)
 
 
-def current_span() -> Span | None:
-    """The innermost span of ours in the current OpenTelemetry context."""
-    span: Span | None = otel_context.get_value(_SPAN_KEY)  # type: ignore[assignment]
-    return span
+# Where the program is
+
+_locators: list[Callable[[], Place | None]] = []
+
+
+def add_locator(find: Callable[[], Place | None]) -> None:
+    """Register where a framework that keeps a context of its own is asked for the place that it is at."""
+    if find not in _locators:
+        _locators.append(find)
+
+
+def place() -> Place | None:
+    """The innermost place of an open trajectory here: of the OpenTelemetry context's and the frameworks' answers, all
+    of which enclose this point, the one whose span started last."""
+    held = otel_context.get_value(_PLACE_KEY)
+    best: Place | None = held() if callable(held) else held  # type: ignore[assignment]
+    if best is not None and not best.live.open:
+        best = None
+    for find in _locators:
+        found = guarded(find)
+        if found is not None and found.live.open and (best is None or _started(found) > _started(best)):
+            best = found
+    return best
+
+
+def _started(place: Place) -> int:
+    return getattr(place.span, "start_time", 0) or 0  # a span of another process enclosed all that is here
 
 
 def current_trajectory() -> LiveTrajectory | None:
-    """The trajectory in the current OpenTelemetry context."""
-    trajectory: LiveTrajectory | None = otel_context.get_value(_TRAJECTORY_KEY)  # type: ignore[assignment]
-    return trajectory
-
-
-def llm_call() -> Span | None:
-    """The span of the LLM call that a framework has open here: an HTTP request inside belongs to it."""
-    find: Callable[[], Span | None] | None = otel_context.get_value(_LLM_CALL_KEY)  # type: ignore[assignment]
-    return find() if find else None
+    """The trajectory that this code runs in, None outside one."""
+    found = place()
+    if found is None:
+        held = otel_context.get_value(_PLACE_KEY)
+        found = held() if callable(held) else held  # type: ignore[assignment]
+    return found.live if found is not None else None
 
 
 @contextmanager
 def attached(context: otel_context.Context) -> Iterator[None]:
+    """Make `context` current. It may be left in another task or thread than it was entered in, as generators do."""
     token = otel_context.attach(context)
     try:
         yield
     finally:
-        otel_context.detach(token)
+        with suppress(ValueError):
+            token.var.reset(token)
 
 
-def trajectory_context(trajectory: LiveTrajectory) -> otel_context.Context:
-    """The current context with `trajectory` as the current trajectory and its root as the current span."""
-    context = otel_context.set_value(_TRAJECTORY_KEY, trajectory)
-    context = otel_context.set_value(_LLM_CALL_KEY, None, context)
-    return otel_context.set_value(_SPAN_KEY, trajectory.root, context)
+def trajectory_context(live: LiveTrajectory) -> otel_context.Context:
+    """The current context with `live` as the current trajectory and its root as the current span."""
+    return otel_context.set_value(_PLACE_KEY, Place(live, live.root))
 
 
-def span_context(span: Span) -> otel_context.Context:
+def span_context(live: LiveTrajectory, span: Span) -> otel_context.Context:
     """The current context with `span` as the current span of ours."""
-    return otel_context.set_value(_LLM_CALL_KEY, None, otel_context.set_value(_SPAN_KEY, span))
+    return otel_context.set_value(_PLACE_KEY, Place(live, span))
 
 
-def llm_call_context(find: Callable[[], Span | None]) -> otel_context.Context:
-    """The current context inside a framework's LLM call, whose span `find` gives once it has started."""
-    return otel_context.set_value(_LLM_CALL_KEY, find)
+def call_context(find: Callable[[], Place | None]) -> otel_context.Context:
+    """The current context inside a framework's LLM call, whose place `find` gives once it has started.
+
+    Until it has, and where it finds none, the place around it stays.
+    """
+    around = place()
+    return otel_context.set_value(_PLACE_KEY, lambda: find() or around)
+
+
+# From thread to thread and process to process
+
+
+@contextmanager
+def carried(carried: Place | None) -> Iterator[None]:
+    """Make another thread's place (its `place()`) the current one here; None: none is current here."""
+    if carried is None and otel_context.get_value(_PLACE_KEY) is None:
+        yield
+        return
+    with attached(otel_context.set_value(_PLACE_KEY, carried)):
+        yield
+
+
+def header() -> str | None:
+    """This place as the value of `TRAJECTORY_HEADER`, for another process. None outside a trajectory."""
+    here = place()
+    return f"{here.live.id}-{span_id(here.span)}" if here is not None else None
+
+
+@contextmanager
+def joined(header: str) -> Iterator[LiveTrajectory | None]:
+    """Make a place in another process's trajectory current: what is captured here belongs to it.
+
+    A header that is none is logged once and changes nothing: it may come from anywhere.
+    """
+    live = guarded(_remote, header)
+    if live is None:
+        yield None
+        return
+    try:
+        with attached(trajectory_context(live)):
+            yield live
+    finally:
+        live.open = False
+
+
+_HEADER = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})")
+
+
+def _remote(header: str) -> LiveTrajectory | None:
+    if get_settings().off:
+        return None
+    found = _HEADER.fullmatch(header)
+    if found is None or int(found[1], 16) == 0 or int(found[2], 16) == 0:
+        raise ValueError(f"{TRAJECTORY_HEADER} must be <32 hex digits>-<16 hex digits>, got {header[:80]!r}")
+    context = SpanContext(int(found[1], 16), int(found[2], 16), is_remote=True)
+    return LiveTrajectory(id=found[1], name="", root=NonRecordingSpan(context))

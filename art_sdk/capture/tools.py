@@ -10,7 +10,9 @@ from opentelemetry.trace import Span
 
 from ..errors import ConfigError
 from . import spans
+from .content import plain
 from .guard import guarded
+from .spans import Place
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,15 +65,13 @@ class _ToolCall(AbstractContextManager["_ToolCall"]):
 
     def __init__(self, name: str, signature: inspect.Signature, args: Any, kwargs: Any) -> None:
         self._span: Span | None = None
-        self._live = spans.current_trajectory()
-        if self._live is None or not self._live.root.is_recording():
+        here = spans.place()
+        if here is None:
             return
-        attributes = {spans.TOOL_NAME: name}
-        if arguments := guarded(spans.write_content, self._live, _bound(signature, args, kwargs)):
-            attributes[spans.TOOL_ARGUMENTS] = arguments
-        self._span = guarded(spans.start_span, spans.EXECUTE_TOOL, name, attributes)
+        self._live = here.live
+        self._span = guarded(start_tool, here, name, _bound(signature, args, kwargs))
         if self._span is not None:
-            self._attached = spans.attached(spans.span_context(self._span))
+            self._attached = spans.attached(spans.span_context(self._live, self._span))
 
     def __enter__(self) -> "_ToolCall":
         if self._span is not None:
@@ -79,8 +79,8 @@ class _ToolCall(AbstractContextManager["_ToolCall"]):
         return self
 
     def returned(self, result: Any) -> None:
-        if self._span is not None and self._live is not None:
-            guarded(spans.set_content, self._span, self._live, spans.TOOL_RESULT, result)
+        if self._span is not None:
+            self._span.set_attributes(guarded(spans.content_attributes, self._live, {spans.TOOL_RESULT: result}) or {})
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if self._span is None:
@@ -89,6 +89,15 @@ class _ToolCall(AbstractContextManager["_ToolCall"]):
         if error is not None:
             guarded(spans.fail, self._span, error)
         guarded(self._span.end)
+
+
+def start_tool(here: Place, name: str, arguments: Any, call_id: str | None = None) -> Span:
+    """Start the span of a tool call at this place. Its id is the one that the model gave it, where it asked for it."""
+    attributes = {spans.TOOL_NAME: name}
+    if asked := spans.take_request(here.live, name, plain(arguments), call_id):
+        attributes[spans.TOOL_CALL_ID] = asked
+    attributes |= guarded(spans.content_attributes, here.live, {spans.TOOL_ARGUMENTS: arguments}) or {}
+    return spans.start_span(spans.EXECUTE_TOOL, name, attributes, here.span)
 
 
 def _bound(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import sys
 import typer
 
 from ..errors import ArtError
-from . import doctor, status, traces, up, versions
+from . import doctor, run, status, traces, up, versions
 from .console import errors
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("up")(up.up)
+app.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run.run)
 app.command("status")(status.status)
 app.command("traces")(traces.traces)
 app.command("versions")(versions.versions)

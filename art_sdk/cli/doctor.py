@@ -5,6 +5,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,9 +13,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from ..capture.health import backlog
 from ..errors import ArtError
 from ..settings import get_settings
+from ..store.reading import drained_positions, recent_faults
 from .console import console, existing_store
+
+_DAY = 86_400.0
+_STUCK_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ def examine() -> Iterator[Finding]:
     yield _gpu()
     yield _settings()
     yield _store()
-    yield _journal()
+    yield from _capture()
 
 
 def _version(package: str) -> str | None:
@@ -114,10 +120,29 @@ def _store() -> Finding:
         return Finding("store", "missing" if "there is no" in str(error) else "broken", str(error))
 
 
-def _journal() -> Finding:
+def _capture() -> Iterator[Finding]:
+    """What waits in the journals, and what the processes of the last day could not keep."""
     try:
         folder = get_settings().home / "journal"
+        with existing_store(None) as store:
+            positions, faults = drained_positions(store.database), recent_faults(store.database, _DAY)
     except ArtError:
-        return Finding("journal", "missing", "unknown while the settings are wrong")
-    waiting = [path.stat().st_size for path in folder.glob("*.journal")]
-    return Finding("journal", "ok", f"{sum(waiting)} bytes in {len(waiting)} files in {folder.resolve()}")
+        positions, faults = {}, []
+    waiting, oldest = backlog(folder, positions)
+    behind = f", the oldest for {oldest:.0f} s" if waiting else ""
+    detail = f"{waiting} bytes wait in {folder.resolve()}{behind}"
+    if oldest > _STUCK_SECONDS:
+        yield Finding("journal", "broken", detail, "python -c 'import art_sdk; art_sdk.init(); print(art_sdk.flush())'")
+    else:
+        yield Finding("journal", "ok", detail)
+    dropped = sum(fault["dropped"] for fault in faults)
+    cure = "make room on its disk; what was dropped is gone" if dropped else ""
+    yield Finding("dropped", "broken" if dropped else "ok", f"{dropped} records in the last day (must be 0)", cure)
+    if unreadable := sum(fault["unreadable"] for fault in faults):
+        yield Finding("unreadable", "broken", f"{unreadable} torn or corrupt records were skipped in the last day")
+    errors = Counter[str]()
+    for fault in faults:
+        errors.update(fault["errors"])
+    if errors:
+        listed = ", ".join(f"{name} {count}×" for name, count in errors.most_common())
+        yield Finding("capture errors", "broken", listed, "the first of each is in the agent's log, with its traceback")

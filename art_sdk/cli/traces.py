@@ -66,6 +66,12 @@ def _tree(found: Trajectory) -> Tree:
     for span in found.spans:
         if span.parent_id is not None:
             branches[span.span_id] = _branch(branches.get(span.parent_id, root), span)
+    for call in found.tool_calls:
+        if call.state != "ran":
+            branch = branches[call.asked_in.span_id].add(Text(f"{call.name}  {call.state}", "yellow"))
+            branch.add(_field("arguments", call.arguments))
+            if call.state == "answered":
+                branch.add(_field("result", call.result))
     return root
 
 

@@ -20,7 +20,7 @@ from ..capture.guard import guarded
 from ..capture.spans import LiveTrajectory
 from ..settings import get_settings
 from . import wire
-from .switch import captured
+from .switch import here
 
 
 def install(module: Any) -> None:
@@ -102,7 +102,7 @@ class _Call:
         else:
             answer = wire.read_answer(self.api, json.loads(content))
         self._span.set_attributes(answer.attributes)
-        spans.set_contents(self._span, self._live, spans.OUTPUT_MESSAGES, answer.messages)
+        self._span.set_attributes(spans.content_attributes(self._live, {spans.OUTPUT_MESSAGES: answer.messages}))
 
     def _end(self) -> None:
         self._open = False
@@ -115,10 +115,9 @@ class _HttpError(Exception):
 
 
 def _begin(request: Any, *_: Any, **__: Any) -> _Call | None:
-    if (live := captured()) is None:
+    if (at := here()) is None:
         return None
-    current = spans.llm_call() or spans.current_span() or live.root
-    _address(request, live, current)
+    _address(request, at.live, at.span)
     api = wire.api_of(request.url.path) if request.method == "POST" else None
     if api is None:
         return None
@@ -130,16 +129,17 @@ def _begin(request: Any, *_: Any, **__: Any) -> _Call | None:
         return None
     read = wire.read_request(api, body)
     attributes = read.attributes | {"server.address": request.url.host}
-    attributes[spans.INPUT_MESSAGES] = spans.write_contents(live, read.messages)
+    content: dict[str, Any] = {spans.INPUT_MESSAGES: read.messages}
     if read.tools:
-        attributes[spans.TOOL_DEFINITIONS] = spans.write_contents(live, read.tools)
-    owner = spans.llm_call()
-    span = owner or spans.start_span(read.operation, read.model, attributes)
-    if owner is not None:
-        owner.set_attributes(attributes)
+        content[spans.TOOL_DEFINITIONS] = read.tools
+    attributes |= spans.content_attributes(at.live, content)
+    if at.call:
+        at.span.set_attributes(attributes)
+        span = at.span
     else:
-        _address(request, live, span)
-    return _Call(api, span, live, owned=owner is None)
+        span = spans.start_span(read.operation, read.model, attributes, at.span)
+        _address(request, at.live, span)
+    return _Call(api, span, at.live, owned=not at.call)
 
 
 def _address(request: Any, live: LiveTrajectory, span: Span) -> None:

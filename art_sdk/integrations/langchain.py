@@ -22,9 +22,9 @@ from opentelemetry.trace import Span
 
 from ..capture import spans
 from ..capture.guard import guarded
-from ..capture.spans import LiveTrajectory
+from ..capture.spans import LiveTrajectory, Place
 from .messages import Message, from_openai, text
-from .switch import captured
+from .switch import here
 
 if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
@@ -74,9 +74,7 @@ class SpanHandler(BaseCallbackHandler):
             spans.CHAT,
             model,
             {spans.REQUEST_MODEL: model},
-            lambda live: {
-                spans.INPUT_MESSAGES: spans.write_contents(live, [m for batch in messages for m in _messages(batch)])
-            },
+            lambda: {spans.INPUT_MESSAGES: [m for batch in messages for m in _messages(batch)]},
         )
 
     def on_llm_start(
@@ -89,7 +87,7 @@ class SpanHandler(BaseCallbackHandler):
             spans.TEXT_COMPLETION,
             model,
             {spans.REQUEST_MODEL: model},
-            lambda live: {spans.INPUT_MESSAGES: spans.write_contents(live, [_user(prompt) for prompt in prompts])},
+            lambda: {spans.INPUT_MESSAGES: [_user(prompt) for prompt in prompts]},
         )
 
     def on_tool_start(
@@ -112,7 +110,7 @@ class SpanHandler(BaseCallbackHandler):
             spans.EXECUTE_TOOL,
             name,
             attributes,
-            lambda live: {spans.TOOL_ARGUMENTS: spans.write_content(live, input_str if inputs is None else inputs)},
+            lambda: {spans.TOOL_ARGUMENTS: input_str if inputs is None else inputs},
         )
 
     def on_chain_start(
@@ -161,7 +159,7 @@ class SpanHandler(BaseCallbackHandler):
             if output.status == "error":
                 run.span.set_attribute(spans.ERROR_TYPE, "tool_error")
             output = output.content
-        spans.set_content(run.span, run.live, spans.TOOL_RESULT, output)
+        run.span.set_attributes(spans.content_attributes(run.live, {spans.TOOL_RESULT: output}))
         run.span.end()
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
@@ -187,11 +185,11 @@ class SpanHandler(BaseCallbackHandler):
 
     def _set_outputs(self, run: _Run, response: "LLMResult") -> None:
         outputs = [_output(generation) for batch in response.generations for generation in batch]
-        spans.set_contents(run.span, run.live, spans.OUTPUT_MESSAGES, outputs)
+        run.span.set_attributes(spans.content_attributes(run.live, {spans.OUTPUT_MESSAGES: outputs}))
 
-    def span_of(self, run_id: UUID) -> Span | None:
+    def place_of(self, run_id: UUID, *, call: bool = False) -> Place | None:
         run = self._runs.get(run_id)
-        return run.span if run else None
+        return Place(run.live, run.span, call) if run else None
 
     def _start(
         self,
@@ -200,26 +198,25 @@ class SpanHandler(BaseCallbackHandler):
         operation: str,
         subject: str,
         attributes: dict[str, Any],
-        content: Callable[[LiveTrajectory], dict[str, Any]] | None = None,
+        content: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
-        live = captured()
-        if live is None:
+        at = self._parent(parent_run_id)
+        if at is None:
             return
         if content is not None:
-            attributes |= guarded(content, live) or {}
-        span = spans.start_span(operation, subject, attributes, parent=self._parent(parent_run_id, live))
-        self._runs[run_id] = _Run(span, live, own=True)
+            attributes |= guarded(lambda: spans.content_attributes(at.live, content())) or {}
+        self._runs[run_id] = _Run(spans.start_span(operation, subject, attributes, at.span), at.live, own=True)
 
     def _lend(self, run_id: UUID, parent_run_id: UUID | None) -> None:
-        live = captured()
-        if live is not None:
-            self._runs[run_id] = _Run(self._parent(parent_run_id, live), live, own=False)
+        if at := self._parent(parent_run_id):
+            self._runs[run_id] = _Run(at.span, at.live, own=False)
 
-    def _parent(self, parent_run_id: UUID | None, live: LiveTrajectory) -> Span:
+    def _parent(self, parent_run_id: UUID | None) -> Place | None:
+        at = here()
         run = self._runs.get(parent_run_id) if parent_run_id else None
-        if run is not None and run.live is live:
-            return run.span
-        return spans.current_span() or live.root
+        if run is not None and at is not None and run.live is at.live:
+            return Place(run.live, run.span)
+        return at
 
     def _close(self, run_id: UUID, error: BaseException | None) -> None:
         run = self._runs.pop(run_id, None)
@@ -240,7 +237,7 @@ class _Hook:
         self._handler = handler
 
     def get(self) -> SpanHandler | None:
-        return self._handler if captured() is not None else None
+        return self._handler if here() is not None else None
 
 
 _handler = SpanHandler()
@@ -248,7 +245,17 @@ _handler = SpanHandler()
 
 def register(context: Any) -> None:
     """Give the handler to every run. `langchain_core.tracers.context` is imported no later than with the first."""
+    spans.add_locator(_current_run)
     context.register_configure_hook(_Hook(_handler), inheritable=True)
+
+
+def _current_run() -> Place | None:
+    """LangChain keeps the run that code runs in, a graph's node for example, in a context variable of its own."""
+    from langchain_core.runnables.config import var_child_runnable_config
+
+    manager = (var_child_runnable_config.get() or {}).get("callbacks")
+    parent_run_id = getattr(manager, "parent_run_id", None)
+    return _handler.place_of(parent_run_id) if parent_run_id is not None else None
 
 
 def wrap_chat_models(module: Any) -> None:
@@ -274,26 +281,26 @@ def _wrap(module: Any, model: str, method: str, wrapper: Callable[..., Any]) -> 
         wrapt.wrap_function_wrapper(module, f"{model}.{method}", wrapper)
 
 
-def _run_span(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Span | None:
+def _run_place(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Place | None:
     manager = kwargs.get("run_manager")
     if manager is None and len(args) == 3 and args[2]:  # a text model's helper: one request, under the first run
         manager = args[2][0]
-    return _handler.span_of(manager.run_id) if manager is not None else None
+    return _handler.place_of(manager.run_id, call=True) if manager is not None else None
 
 
 def _generate(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    span = guarded(_run_span, args, kwargs)
-    if span is None:
+    place = guarded(_run_place, args, kwargs)
+    if place is None:
         return wrapped(*args, **kwargs)
-    with spans.attached(spans.llm_call_context(lambda: span)):
+    with spans.attached(spans.call_context(lambda: place)):
         return wrapped(*args, **kwargs)
 
 
 async def _agenerate(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    span = guarded(_run_span, args, kwargs)
-    if span is None:
+    place = guarded(_run_place, args, kwargs)
+    if place is None:
         return await wrapped(*args, **kwargs)
-    with spans.attached(spans.llm_call_context(lambda: span)):
+    with spans.attached(spans.call_context(lambda: place)):
         return await wrapped(*args, **kwargs)
 
 
@@ -308,7 +315,7 @@ def _with_run_id(
 
 
 def _stream(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Any]:
-    chosen = guarded(_with_run_id, *args, **kwargs) if captured() else None
+    chosen = guarded(_with_run_id, *args, **kwargs) if here() else None
     if chosen is None:
         return wrapped(*args, **kwargs)  # type: ignore[no-any-return]
     run_id, args, kwargs = chosen
@@ -319,7 +326,7 @@ def _drive(chunks: Iterator[Any], run_id: UUID) -> Iterator[Any]:
     with closing(chunks):  # type: ignore[type-var]
         while True:
             # The run starts inside the first next(): until then only its id is known.
-            with spans.attached(spans.llm_call_context(lambda: _handler.span_of(run_id))):
+            with spans.attached(spans.call_context(lambda: _handler.place_of(run_id, call=True))):
                 try:
                     chunk = next(chunks)
                 except StopIteration:
@@ -328,7 +335,7 @@ def _drive(chunks: Iterator[Any], run_id: UUID) -> Iterator[Any]:
 
 
 def _astream(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: dict[str, Any]) -> AsyncIterator[Any]:
-    chosen = guarded(_with_run_id, *args, **kwargs) if captured() else None
+    chosen = guarded(_with_run_id, *args, **kwargs) if here() else None
     if chosen is None:
         return wrapped(*args, **kwargs)  # type: ignore[no-any-return]
     run_id, args, kwargs = chosen
@@ -338,7 +345,7 @@ def _astream(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: dict[st
 async def _adrive(chunks: AsyncIterator[Any], run_id: UUID) -> AsyncIterator[Any]:
     async with aclosing(chunks):  # type: ignore[type-var]
         while True:
-            with spans.attached(spans.llm_call_context(lambda: _handler.span_of(run_id))):
+            with spans.attached(spans.call_context(lambda: _handler.place_of(run_id, call=True))):
                 try:
                     chunk = await anext(chunks)
                 except StopAsyncIteration:

@@ -1,7 +1,10 @@
 """The one switch of all hooks."""
 
+from opentelemetry import context as otel_context
+from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
+
 from ..capture import spans
-from ..capture.spans import LiveTrajectory
+from ..capture.spans import Place
 
 _on = False
 
@@ -15,11 +18,10 @@ def turn(on: bool) -> None:
     _on = on
 
 
-def captured() -> LiveTrajectory | None:
-    """The trajectory that hooks write to: the current one, while it runs and the switch is on.
+def here() -> Place | None:
+    """Where hooks write to: the place of an open trajectory, while the switch is on.
 
     A task or worker begun inside a trajectory reports it as current for ever: once it has ended
     nothing more is added to it.
     """
-    live = spans.current_trajectory() if _on else None
-    return live if live is not None and live.root.is_recording() else None
+    return spans.place() if _on and not otel_context.get_value(_SUPPRESS_INSTRUMENTATION_KEY) else None

@@ -24,7 +24,7 @@ from sqlalchemy.exc import (
 
 from ..errors import StoreError
 
-SCHEMA = "0001"
+SCHEMA = "0002"
 _BUSY_MS = 30_000
 _WRITE = "art_write"
 

@@ -17,6 +17,7 @@ from typing import Literal
 
 from sqlalchemy import ColumnElement, Connection, exists, func, insert, or_, select, update
 
+from ..capture import spans as names
 from ..capture.records import Completion
 from ..settings import Settings
 from . import tables as t
@@ -230,17 +231,24 @@ def _refresh_due(connection: Connection, now: int) -> None:
 def _claimed(connection: Connection, group_id: str, policy: str) -> ClaimedGroup:
     c = t.trajectories.c
     rows = connection.execute(
-        select(c.id, c.name, c.status, c.reward, c.details)
-        .where(c.group_id == group_id, c.train)
-        .order_by(c.started_at, c.id)
+        select(c.id, c.name, c.status, c.reward).where(c.group_id == group_id, c.train).order_by(c.started_at, c.id)
     ).all()
     by_trajectory: dict[str, list[Completion]] = {row.id: [] for row in rows}
+    # A call with masked words is not learned from: the model would learn to say the mask's neighbours, or a secret.
+    masked = _masked_calls(connection, list(by_trajectory))
     for completion in read_completions(connection, list(by_trajectory), policy):
-        by_trajectory[completion.trajectory_id or ""].append(completion)
+        if (completion.trajectory_id, completion.span_id) not in masked:
+            by_trajectory[completion.trajectory_id or ""].append(completion)
+    only_masked = {identity for identity, _ in masked if not by_trajectory[identity]}
     members = [
-        Member(
-            row.id, row.name, row.status, row.reward, bool(row.details.get("art.masked")), tuple(by_trajectory[row.id])
-        )
+        Member(row.id, row.name, row.status, row.reward, row.id in only_masked, tuple(by_trajectory[row.id]))
         for row in rows
     ]
     return ClaimedGroup(group_id, policy, tuple(members))
+
+
+def _masked_calls(connection: Connection, trajectory_ids: list[str]) -> set[tuple[str, str]]:
+    s = t.spans.c
+    is_masked = s.attributes[names.MASKED].as_boolean()
+    query = select(s.trajectory_id, s.span_id).where(s.trajectory_id.in_(trajectory_ids), is_masked)
+    return {(row.trajectory_id, row.span_id) for row in connection.execute(query)}

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,23 @@ class Span:
     @property
     def seconds(self) -> float | None:
         return None if self.ended_at is None else (self.ended_at - self.started_at) / 1e9
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A tool call that a model asked for. `span` is its run; `result` what the next call was told.
+
+    `state` is `ran`; `answered` where a result was sent back without a run that was seen, such as a framework's own
+    "no such tool"; or `never ran`.
+    """
+
+    id: str
+    name: str
+    arguments: Any
+    state: str
+    result: Any
+    asked_in: Span
+    span: Span | None
 
 
 @dataclass(frozen=True)
@@ -122,6 +140,27 @@ class Trajectory:
         return {"waiting": "waits for its group", "ready": "waits for a step", "leased": "in a step"}.get(
             claims[0].status, "came after its group was trained"
         )
+
+    @cached_property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls that its models asked for, in order, and what became of each."""
+        runs = {
+            span.attributes.get(names.TOOL_CALL_ID): span for span in self.spans if span.operation == "execute_tool"
+        }
+        answers: dict[str, Any] = {}
+        asked: list[tuple[Span, dict[str, Any]]] = []
+        for span in self.spans:
+            for part in _parts(span, "gen_ai.input.messages", "tool_call_response"):
+                answers.setdefault(part.get("id", ""), part.get("response"))
+            asked += [(span, part) for part in _parts(span, "gen_ai.output.messages", "tool_call") if part.get("id")]
+        found = []
+        for span, part in asked:
+            identity = part["id"]
+            run = runs.get(identity)
+            state = "ran" if run else "answered" if identity in answers else "never ran"
+            result = run.attributes.get("gen_ai.tool.call.result") if run else answers.get(identity)
+            found.append(ToolCall(identity, part.get("name", ""), part.get("arguments"), state, result, span, run))
+        return tuple(found)
 
     def messages(self) -> list[dict[str, Any]]:
         """The last LLM call's input and output: for a chat agent, the whole conversation."""
@@ -204,6 +243,11 @@ def read_spans(connection: Connection, trajectory_id: str) -> tuple[Span, ...]:
     )
 
 
+def _parts(span: Span, attribute: str, kind: str) -> Iterator[dict[str, Any]]:
+    for message in span.attributes.get(attribute, ()):
+        yield from (part for part in message.get("parts", ()) if part.get("type") == kind)
+
+
 def _hashes(value: Any) -> list[str]:
     return value if isinstance(value, list) else [value] if value else []
 
@@ -271,3 +315,16 @@ def count_by_status(database: Database) -> dict[str, int]:
     with database.read() as connection:
         rows = connection.execute(select(c.status, func.count()).group_by(c.status)).all()
         return {row[0]: row[1] for row in rows}
+
+
+def drained_positions(database: Database) -> dict[str, int]:
+    """How far each journal file, by name, has been drained into the store."""
+    with database.read() as connection:
+        return {row.file: row.position for row in connection.execute(select(t.journals))}
+
+
+def recent_faults(database: Database, seconds: float) -> list[dict[str, Any]]:
+    """What the processes of the last `seconds` could not keep."""
+    query = select(t.faults).where(t.faults.c.at > time.time_ns() - int(seconds * 1e9))
+    with database.read() as connection:
+        return [dict(row) for row in connection.execute(query).mappings()]

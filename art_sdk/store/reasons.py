@@ -19,7 +19,7 @@ class Reason(StrEnum):
     FAILED = "failed"
     """The agent raised, was cancelled or died: a failed run is not a bad run."""
     MASKED = "masked"
-    """Its content was redacted."""
+    """Every call of it has masked content: what a secret stood in is not learned from."""
     UNSUPPORTED_SAMPLING = "unsupported_sampling"
     """Sampled with top_p, top_k, penalties or temperature 0: the trainer can't reproduce the distribution."""
     NOT_FINITE = "not_finite"

@@ -8,6 +8,7 @@
     policies     1─* versions
     steps                           one row per attempt to train, with its metrics or why nothing was learned
     contents                        messages and other content, once, by hash
+    faults                          what a process could not keep; a process without any has no row
 
 Times are integers, nanoseconds since the epoch.
 """
@@ -181,4 +182,14 @@ journals = Table(
     Column("file", Text, primary_key=True),
     Column("position", BigInteger, nullable=False),
     Column("corrupt", Integer, nullable=False),
+)
+
+faults = Table(
+    "faults",
+    metadata,
+    Column("process", Text, primary_key=True),  # as `trajectories.journal` names it
+    Column("dropped", Integer, nullable=False),
+    Column("unreadable", Integer, nullable=False),
+    Column("errors", JSON, nullable=False),
+    Column("at", BigInteger, nullable=False),
 )

@@ -14,6 +14,8 @@ from typing import Any
 
 from sqlalchemy import delete, select, update
 
+from ..capture import guard
+from ..capture.health import Health, backlog
 from ..capture.journal import SUFFIX, Journal, read_frames
 from ..capture.records import Record
 from ..errors import StoreError
@@ -45,7 +47,9 @@ class Writer:
         self._requested = 0
         self._served = 0
         self._stopping = False
-        self._failing = False
+        self._failing: str | None = None
+        self._unreadable = 0
+        self._told: dict[str, Any] = {}
         self._thread = threading.Thread(target=self._run, name="art-writer", daemon=True)
         journal.on_append = self._wake.set
 
@@ -90,18 +94,19 @@ class Writer:
             serving = self._requested
             try:
                 self._drain_own()
+                self._tell_faults()
                 if time.monotonic() >= orphans_at:
                     self._drain_orphans()
                     orphans_at = time.monotonic() + _ORPHANS_SECONDS
             except (StoreError, OSError) as error:
-                if not self._failing:
+                if self._failing is None:
                     log.error("%s; records wait in %s until it is back", error, self._journal.directory)
-                self._failing = True
+                self._failing = str(error)
                 time.sleep(0.2)
                 continue
-            if self._failing:
+            if self._failing is not None:
                 log.warning("the trajectory store is back")
-            self._failing = False
+            self._failing = None
             with self._drained:
                 self._served = serving
                 self._drained.notify_all()
@@ -163,6 +168,7 @@ class Writer:
             corrupt = len(frames) - len(records)
             if corrupt:
                 log.error("journal %s: %d unreadable records were skipped", path, corrupt)
+                self._unreadable += corrupt
             position += frames[-1][0]
             row = {"file": path.name, "position": position, "corrupt": corrupt}
             self._write(path, records, row)
@@ -181,6 +187,7 @@ class Writer:
                 self._write(path, records[middle:], row)
             else:
                 log.exception("journal %s: the store refused a %s; it is skipped", path, type(records[0]).__name__)
+                self._unreadable += 1
                 self._transaction(path, [], row)
 
     def _transaction(self, path: Path, records: list[Record], row: dict[str, Any] | None) -> None:
@@ -188,6 +195,24 @@ class Writer:
             apply(connection, records, journal=_owner(path), settings=self._settings, now=time.time_ns())
             if row is not None:
                 upsert(connection, t.journals, [row], ("position",))
+
+    def health(self) -> Health:
+        """Of this process and its folder."""
+        positions = dict(self._positions)
+        waiting, oldest = backlog(self._journal.directory, positions)
+        return Health(waiting, oldest, **self._faults(), store_error=self._failing)
+
+    def _faults(self) -> dict[str, Any]:
+        return {"dropped": self._journal.dropped, "unreadable": self._unreadable, "errors": dict(guard.errors)}
+
+    def _tell_faults(self) -> None:
+        """Keep the counts in the store too, so that `art doctor` finds them from another process."""
+        faults = self._faults()
+        if faults != self._told and any(faults.values()):
+            row = {"process": self._journal.prefix, "at": time.time_ns(), **faults}
+            with self._open().write() as connection:
+                upsert(connection, t.faults, [row], ("dropped", "unreadable", "errors", "at"))
+            self._told = faults
 
     def _abandon(self, path: Path) -> None:
         """What a dead process had begun and not ended was abandoned."""

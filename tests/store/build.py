@@ -74,5 +74,5 @@ def group(number: int, size: int, created_at: int = 0) -> Group:
     return Group(identity(number), size, created_at)
 
 
-def content(text: str) -> Content:
-    return to_content(text)
+def content(value: Any) -> Content:
+    return to_content(value)[0]

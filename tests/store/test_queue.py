@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import select
 
@@ -209,6 +210,18 @@ def five(write: Write) -> None:
         write(
             group(90 + number, 1, now), *member(number, 90 + number), reward(number), completion(number, f"r{number}")
         )
+
+
+def test_a_call_with_masked_content_is_left_out_of_what_is_trained_on(database: Database, write: Write) -> None:
+    masked = msgspec.structs.replace(completion(1, "r1"), span_id=b"r1".hex().zfill(16))
+    kept = msgspec.structs.replace(completion(1, "r2"), span_id=b"r2".hex().zfill(16))
+    alone = msgspec.structs.replace(completion(2, "r3"), span_id=b"r3".hex().zfill(16))
+    write(group(90, 2, time.time_ns()), *member(1), *member(2), reward(1), reward(2))
+    write(call(1, "r1", **{names.MASKED: True}), call(1, "r2"), call(2, "r3", **{names.MASKED: True}))
+    write(masked, kept, alone, journal="gateway-2")
+    (claimed,) = claim(database, "support", owner="a", limit=1, lease_seconds=60)
+    assert [[c.response_id for c in m.completions] for m in claimed.members] == [["r2"], []]
+    assert [m.masked for m in claimed.members] == [False, True]
 
 
 @pytest.mark.usefixtures("five")
