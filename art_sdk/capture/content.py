@@ -68,7 +68,31 @@ def clean(text: str) -> str:
 
 
 def _plain(value: Any, above: tuple[int, ...]) -> Any:
-    if value is None or isinstance(value, bool):
+    kind = type(value)  # the usual kinds first, by identity: this runs for every word that is kept
+    if kind is str:
+        return value if value.isascii() and "\0" not in value else clean(value)
+    if value is None or kind is bool:
+        return value
+    if kind is float and math.isfinite(value):
+        return value
+    if kind is int and -(1 << 63) <= value < 1 << 63:
+        return value
+    if (kind is dict or kind is list) and id(value) not in above and len(above) < MAX_DEPTH:
+        below = (*above, id(value))
+        if kind is list:
+            return [_plain(item, below) for item in value]
+        return {_key(k, below): _plain(v, below) for k, v in value.items()}
+    return _other(value, above)
+
+
+def _key(key: Any, above: tuple[int, ...]) -> str:
+    if type(key) is str and key.isascii() and "\0" not in key:
+        return key
+    return clean(key) if isinstance(key, str) else str(_plain(key, above))
+
+
+def _other(value: Any, above: tuple[int, ...]) -> Any:
+    if isinstance(value, bool):
         return value
     if isinstance(value, Enum):
         return _plain(value.value, above)
@@ -87,7 +111,7 @@ def _plain(value: Any, above: tuple[int, ...]) -> Any:
         return {"type": type(value).__name__, "omitted": "cycle" if id(value) in above else "too deep"}
     below = (*above, id(value))
     if isinstance(value, dict | MappingProxyType):
-        return {clean(k) if isinstance(k, str) else str(_plain(k, below)): _plain(v, below) for k, v in value.items()}
+        return {_key(k, below): _plain(v, below) for k, v in value.items()}
     if isinstance(value, list | tuple | deque):
         return [_plain(item, below) for item in value]
     if isinstance(value, set | frozenset):  # in an order that the next process finds again

@@ -17,7 +17,9 @@ import struct
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -187,10 +189,26 @@ def current() -> Journal | None:
     return _current
 
 
+_held: deque[Record] = deque()
+
+
+def hold(*records: Record) -> None:
+    """Write these with the next record of this process, in one write: content that only that record refers to."""
+    _held.extend(records)
+
+
 def append(*records: Record) -> None:
     """Write to this process's journal, opening it first if need be. Where it can't be opened, the log says so once."""
+    if _held:
+        records = (*_let_go(), *records)
     while (journal := _current or start()) is not None and not journal.append(*records):
         pass  # closed by another thread between the two calls
+
+
+def _let_go() -> Iterator[Record]:
+    with suppress(IndexError):  # another thread may be quicker: then it writes them
+        while True:
+            yield _held.popleft()
 
 
 def start() -> Journal | None:

@@ -214,7 +214,7 @@ def _identity(span: "ReadableSpan") -> dict[str, Any]:
 def start_root(name: str, attributes: Mapping[str, Any], inputs: Any, start_time: int | None = None) -> LiveTrajectory:
     """Start a trajectory: a span in a trace of its own, whatever is current."""
     content, was_masked = to_content(inputs)
-    journal.append(content)
+    journal.hold(content)
     found = {OPERATION: INVOKE_AGENT, INPUT: content.hash, **attributes}
     if was_masked:
         found[MASKED] = True
@@ -255,7 +255,7 @@ def metadata_attributes(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def content_attributes(live: LiveTrajectory, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Write content, once per trajectory, and return the attributes that point to it.
+    """Keep content, once per trajectory, and return the attributes that point to it. The next record takes it along.
 
     The values of `INPUT_MESSAGES`, `OUTPUT_MESSAGES` and `TOOL_DEFINITIONS` are lists, whose items are content of their
     own; all others are one. What is known when a span starts belongs in its start: a crash then leaves it.
@@ -276,7 +276,7 @@ def content_attributes(live: LiveTrajectory, values: Mapping[str, Any]) -> dict[
         if attribute == OUTPUT_MESSAGES:
             live.asked.extend(_requests(value))
     if new:
-        journal.append(*new)
+        journal.hold(*new)
     return attributes
 
 

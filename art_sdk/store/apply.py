@@ -15,8 +15,8 @@ from ..capture import spans as names
 from ..capture.records import Completion, Content, Group, Record, Reward, SpanEnd, SpanStart
 from ..settings import Settings
 from . import tables as t
-from .queue import join_derived_group, refresh_groups
-from .reading import pack
+from .queue import join_derived_groups, refresh_groups
+from .reading import chunks, pack
 
 ENDED = ("finished", "failed", "cancelled", "abandoned")
 
@@ -45,9 +45,12 @@ def apply(connection: Connection, records: Iterable[Record], *, journal: str, se
     ended = [end.trajectory_id for end in ends if end.parent_id is None]
     begun = {start.trajectory_id for start in starts if start.parent_id is None}
     _sum_rewards(connection, {reward.trajectory_id for reward in rewards} | begun | set(ended))
-    for end in ends:
-        if end.parent_id is None and names.GROUP_ID not in end.attributes and end.attributes.get(names.TRAIN, True):
-            join_derived_group(connection, end.trajectory_id, end.attributes.get(names.TASK_KEY), settings, now)
+    ordinary = {
+        end.trajectory_id: end.attributes.get(names.TASK_KEY)
+        for end in ends
+        if end.parent_id is None and names.GROUP_ID not in end.attributes and end.attributes.get(names.TRAIN, True)
+    }
+    join_derived_groups(connection, ordinary, settings, now)
     touched = (
         {r.trajectory_id for r in rewards} | set(ended) | {c.trajectory_id for c in completions if c.trajectory_id}
     )
@@ -133,12 +136,6 @@ def _groups_of(connection: Connection, trajectory_ids: set[str]) -> set[str]:
         query = select(c.group_id).where(c.id.in_(chunk), c.group_id.is_not(None)).distinct()
         found.update(connection.execute(query).scalars())
     return found
-
-
-def chunks(values: Sequence[str], size: int = 500) -> Iterable[Sequence[str]]:
-    """Databases bound the number of parameters of one statement."""
-    for start in range(0, len(values), size):
-        yield values[start : start + size]
 
 
 def insert_new(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:

@@ -11,11 +11,11 @@ When a group is ready is decided by `readiness`, which is pure; all the rest her
 
 import time
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, exists, func, insert, or_, select, update
 
 from ..capture import spans as names
 from ..capture.records import Completion
@@ -23,7 +23,7 @@ from ..settings import Settings
 from . import tables as t
 from .batch import ClaimedGroup, Member
 from .database import Database
-from .reading import read_completions
+from .reading import chunks, read_completions
 
 
 @dataclass(frozen=True)
@@ -67,60 +67,87 @@ def readiness(
     return Readiness("open", min(times))
 
 
-def join_derived_group(
-    connection: Connection, trajectory_id: str, task_key: str | None, settings: Settings, now: int
-) -> None:
-    """Put a trajectory of ordinary traffic into the open group of its task, or begin one."""
-    c = t.trajectories.c
-    if connection.execute(select(c.group_id).where(c.id == trajectory_id)).scalar() is not None:
+def join_derived_groups(connection: Connection, tasks: Mapping[str, str | None], settings: Settings, now: int) -> None:
+    """Put trajectories of ordinary traffic, each with its task key, into the open group of their task, or begin one."""
+    c, g = t.trajectories.c, t.groups.c
+    alone: list[str] = []
+    for chunk in chunks(sorted(tasks)):
+        query = select(c.id).where(c.id.in_(chunk), c.group_id.is_(None)).order_by(c.ended_at, c.id)
+        alone += connection.execute(query).scalars()
+    if not alone:
         return
-    members = select(func.count()).where(c.group_id == t.groups.c.id).scalar_subquery()
-    g = t.groups.c
-    query = select(g.id).where(g.task_key == task_key, g.status == "open", g.closes_at > now, members < g.size)
-    group_id = connection.execute(query.limit(1)).scalar() if task_key else None
-    if group_id is None:
-        group_id = uuid.uuid4().hex
-        closes_at = now + int(settings.group_wait * 1e9)
-        connection.execute(
-            insert(t.groups).values(
-                id=group_id,
-                task_key=task_key,
-                size=settings.group_size,
-                status="open",
-                closes_at=closes_at,
-                deadline=now + int(settings.group_deadline * 1e9),
-                check_at=closes_at,
-            )
+    size = select(func.count()).where(c.group_id == g.id).scalar_subquery()
+    room: dict[str, tuple[str, int]] = {}
+    for chunk in chunks(sorted({key for key in map(tasks.get, alone) if key is not None})):
+        query = select(g.task_key, g.id, g.size - size).where(
+            g.task_key.in_(chunk), g.status == "open", g.closes_at > now
         )
-    connection.execute(update(t.trajectories).where(c.id == trajectory_id).values(group_id=group_id))
+        room |= {key: (group_id, left) for key, group_id, left in connection.execute(query) if left > 0}
+    begun: list[dict[str, Any]] = []
+    joined: list[dict[str, str]] = []
+    for trajectory_id in alone:
+        key = tasks[trajectory_id]
+        group_id, left = room.get(key or "", ("", 0))
+        if not left:
+            group_id, left = uuid.uuid4().hex, settings.group_size
+            begun.append(_derived(group_id, key, settings, now))
+        if key is not None:
+            room[key] = (group_id, left - 1)
+        joined.append({"trajectory": trajectory_id, "group": group_id})
+    if begun:
+        connection.execute(insert(t.groups), begun)
+    connection.execute(
+        update(t.trajectories).where(c.id == bindparam("trajectory")).values(group_id=bindparam("group")), joined
+    )
 
 
-def refresh_groups(connection: Connection, group_ids: Iterable[str], now: int) -> None:
+def _derived(group_id: str, task_key: str | None, settings: Settings, now: int) -> dict[str, Any]:
+    closes_at = now + int(settings.group_wait * 1e9)
+    return {
+        "id": group_id,
+        "task_key": task_key,
+        "size": settings.group_size,
+        "status": "open",
+        "closes_at": closes_at,
+        "deadline": now + int(settings.group_deadline * 1e9),
+        "check_at": closes_at,
+    }
+
+
+def refresh_groups(connection: Connection, group_ids: Collection[str], now: int) -> None:
     """Decide again whether these groups are ready, and queue their claims."""
-    for group_id in sorted(group_ids):
-        # Locked, or two writers on Postgres would each miss the member that the other has just settled.
-        group = connection.execute(
-            select(t.groups).where(t.groups.c.id == group_id, t.groups.c.status == "open").with_for_update()
-        ).one_or_none()
-        if group is None:
-            continue
-        _add_claims(connection, group_id)
+    for chunk in chunks(sorted(group_ids)):
+        _refresh(connection, chunk, now)
+
+
+def _refresh(connection: Connection, group_ids: Sequence[str], now: int) -> None:
+    g = t.groups.c
+    # Locked, or two writers on Postgres would each miss the member that the other has just settled.
+    query = select(t.groups).where(g.id.in_(group_ids), g.status == "open").order_by(g.id).with_for_update()
+    open_groups = {group.id: group for group in connection.execute(query)}
+    if not open_groups:
+        return
+    _add_claims(connection, list(open_groups))
+    members = _members(connection, list(open_groups))
+    changed: list[dict[str, Any]] = []
+    ready: list[str] = []
+    for group in open_groups.values():
         state = readiness(
-            _members(connection, group_id),
-            size=group.size,
-            closes_at=group.closes_at,
-            deadline=group.deadline,
-            now=now,
+            members[group.id], size=group.size, closes_at=group.closes_at, deadline=group.deadline, now=now
         )
-        connection.execute(
-            update(t.groups).where(t.groups.c.id == group_id).values(status=state.status, check_at=state.check_at)
-        )
+        if (state.status, state.check_at) != (group.status, group.check_at):
+            changed.append({"group": group.id, "new_status": state.status, "new_check": state.check_at})
         if state.status == "ready":
-            waiting = (t.claims.c.group_id == group_id) & (t.claims.c.status == "waiting")
-            connection.execute(update(t.claims).where(waiting).values(status="ready", ready_at=now))
+            ready.append(group.id)
+    if changed:
+        statement = update(t.groups).where(g.id == bindparam("group"))
+        connection.execute(statement.values(status=bindparam("new_status"), check_at=bindparam("new_check")), changed)
+    if ready:
+        waiting = t.claims.c.group_id.in_(ready) & (t.claims.c.status == "waiting")
+        connection.execute(update(t.claims).where(waiting).values(status="ready", ready_at=now))
 
 
-def _members(connection: Connection, group_id: str) -> list[MemberState]:
+def _members(connection: Connection, group_ids: Sequence[str]) -> dict[str, list[MemberState]]:
     c, s = t.trajectories.c, t.spans.c
     answered = select(t.completions.c.response_id).where(t.completions.c.response_id == s.response_id)
     # A version's name in the response says that the gateway made it: its completion is on the way.
@@ -130,23 +157,30 @@ def _members(connection: Connection, group_id: str) -> list[MemberState]:
         .where(s.trajectory_id == c.id, s.response_id.is_not(None), by_gateway, ~exists(answered))
         .scalar_subquery()
     )
-    query = select(c.status, c.reward.is_not(None).label("rewarded"), awaiting.label("awaiting"))
-    return [MemberState(*row) for row in connection.execute(query.where(c.group_id == group_id))]
+    query = select(c.group_id, c.status, c.reward.is_not(None), awaiting).where(c.group_id.in_(group_ids))
+    found: dict[str, list[MemberState]] = {group_id: [] for group_id in group_ids}
+    for group_id, *state in connection.execute(query):
+        found[group_id].append(MemberState(*state))
+    return found
 
 
-def _add_claims(connection: Connection, group_id: str) -> None:
-    c = t.trajectories.c
-    member = c.group_id == group_id
-    declared = select(c.policy).where(member, c.train, c.policy.is_not(None)).distinct()
+def _add_claims(connection: Connection, group_ids: Sequence[str]) -> None:
+    c, k = t.trajectories.c, t.claims.c
+    member = c.group_id.in_(group_ids) & c.train
+    declared = select(c.group_id, c.policy).where(member, c.policy.is_not(None)).distinct()
     answering = (
-        select(t.completions.c.policy)
-        .join(t.trajectories, c.id == t.completions.c.trajectory_id)
-        .where(member, c.train)
+        select(c.group_id, t.completions.c.policy)
+        .join(t.completions, c.id == t.completions.c.trajectory_id)
+        .where(member)
     )
-    known = set(connection.execute(select(t.claims.c.policy).where(t.claims.c.group_id == group_id)).scalars())
-    policies = set(connection.execute(declared).scalars()) | set(connection.execute(answering.distinct()).scalars())
-    for policy in sorted(policies - known):
-        connection.execute(insert(t.claims).values(group_id=group_id, policy=policy, status="waiting"))
+    wanted = {tuple(row) for row in connection.execute(declared.union(answering))}
+    if wanted:
+        known = {
+            tuple(row) for row in connection.execute(select(k.group_id, k.policy).where(k.group_id.in_(group_ids)))
+        }
+        rows = [{"group_id": g, "policy": policy, "status": "waiting"} for g, policy in sorted(wanted - known)]
+        if rows:
+            connection.execute(insert(t.claims), rows)
 
 
 def queued(database: Database, policy: str, now: int) -> int:

@@ -266,8 +266,8 @@ def _with_content(attributes: dict[str, Any], contents: dict[str, Any]) -> dict[
 def read_contents(connection: Connection, hashes: Sequence[str]) -> dict[str, Any]:
     """Content by hash, decoded."""
     found: dict[str, Any] = {}
-    for start in range(0, len(hashes), 500):
-        query = select(t.contents).where(t.contents.c.hash.in_(hashes[start : start + 500]))
+    for chunk in chunks(hashes):
+        query = select(t.contents).where(t.contents.c.hash.in_(chunk))
         found |= {row.hash: json.loads(row.data) for row in connection.execute(query)}
     return found
 
@@ -328,3 +328,9 @@ def recent_faults(database: Database, seconds: float) -> list[dict[str, Any]]:
     query = select(t.faults).where(t.faults.c.at > time.time_ns() - int(seconds * 1e9))
     with database.read() as connection:
         return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def chunks(values: Sequence[str], size: int = 500) -> Iterable[Sequence[str]]:
+    """Databases bound the number of parameters of one statement."""
+    for start in range(0, len(values), size):
+        yield values[start : start + size]

@@ -28,7 +28,7 @@ from .queue import refresh_groups
 log = logging.getLogger("art_sdk.store")
 
 _READ_BYTES = 8 << 20
-_GATHER_SECONDS = 0.01
+_GATHER_SECONDS = 0.1
 _ORPHANS_SECONDS = 5.0
 
 
@@ -43,6 +43,7 @@ class Writer:
         self._positions: dict[str, int] = {}
         self._left: set[Path] = set()
         self._wake = threading.Event()
+        self._hurry = threading.Event()
         self._drained = threading.Condition()
         self._requested = 0
         self._served = 0
@@ -63,6 +64,7 @@ class Writer:
         with self._drained:
             self._requested += 1
             ours = self._requested
+            self._hurry.set()
             self._wake.set()
             return self._drained.wait_for(lambda: self._served >= ours, timeout)
 
@@ -70,6 +72,7 @@ class Writer:
         """Drain once more and end the thread. False where something stays in the journal for the next process."""
         drained = self.flush(timeout)
         self._stopping = True
+        self._hurry.set()
         self._wake.set()
         self._thread.join(timeout)
         return drained
@@ -91,6 +94,7 @@ class Writer:
         orphans_at = 0.0
         while not self._stopping:
             self._wake.clear()
+            self._hurry.clear()
             serving = self._requested
             try:
                 self._drain_own()
@@ -110,8 +114,8 @@ class Writer:
             with self._drained:
                 self._served = serving
                 self._drained.notify_all()
-            if self._wake.wait(1.0) and self._served == self._requested:
-                time.sleep(_GATHER_SECONDS)  # records come in bursts: one transaction for each burst
+            if self._wake.wait(1.0):  # records come in bursts: one transaction for each burst
+                self._hurry.wait(_GATHER_SECONDS)
 
     def _drain_own(self) -> None:
         prefix = self._journal.prefix
