@@ -4,12 +4,14 @@
 stdin is a pipe whose other end only the parent holds, so a parent that ends, even by SIGKILL, is seen
 as end of file. Then, on SIGTERM, and when the command itself ends, the guard ends the command's whole
 process group and exits with the command's code. The command may thus have processes of its own (an
-engine has several): none of them outlives the guard.
+engine has several): none of them outlives the guard. Should the guard itself be killed, the parent ends
+the group in its place.
 
 This file is also the guard's program. It is run by its path, in isolated mode, with nothing but the
 standard library, so it starts in milliseconds wherever the package is installed.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -27,9 +29,10 @@ GRACE = 5.0
 class Child:
     """A running command and its guard. Made by `spawn`."""
 
-    def __init__(self, guard: subprocess.Popen[bytes], lifeline: int) -> None:
+    def __init__(self, guard: subprocess.Popen[bytes], lifeline: int, told: int) -> None:
         self._guard = guard
         self._lifeline: int | None = lifeline
+        self._told: int | None = told
 
     @property
     def pid(self) -> int:
@@ -39,7 +42,17 @@ class Child:
     @property
     def returncode(self) -> int | None:
         """The command's exit code, 128 + n when signal n ended it; None while it runs."""
-        return self._guard.poll()
+        code = self._guard.poll()
+        if code is None:
+            return None
+        if self._told is not None:
+            group = os.read(self._told, 32)
+            os.close(self._told)
+            self._told = None
+            if code < 0 and group:  # the guard was killed, and its command lives on
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(int(group), signal.SIGKILL)
+        return code if code >= 0 else 128 - code
 
     def alive(self) -> bool:
         return self.returncode is None
@@ -56,6 +69,7 @@ class Child:
             except subprocess.TimeoutExpired:
                 self._guard.terminate()
                 self._guard.wait()
+        _ = self.returncode
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
@@ -70,11 +84,13 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> Child:
     log.parent.mkdir(parents=True, exist_ok=True)
     # Both ends are close-on-exec (PEP 446), so no other child of this process keeps the pipe open.
     watched, lifeline = os.pipe()
+    told, tell = os.pipe()
     try:
         with log.open("ab") as output:
             guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", __file__, *argv],
+                [sys.executable, "-I", "-S", __file__, str(tell), *argv],
                 stdin=watched,
+                pass_fds=[tell],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=dict(env),
@@ -83,14 +99,17 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> Child:
             )
     except BaseException:
         os.close(lifeline)
+        os.close(told)
         raise
     finally:
         os.close(watched)
-    return Child(guard, lifeline)
+        os.close(tell)
+    return Child(guard, lifeline, told)
 
 
-def _guard(argv: list[str]) -> int:
-    """Run `argv` until it ends, the parent is gone or SIGTERM comes; returns the exit code."""
+def _guard(tell: int, argv: list[str]) -> int:
+    """Run `argv` until it ends, the parent is gone or SIGTERM comes; returns the exit code. Writes the id of the
+    command's process group to the descriptor `tell`."""
     parent = os.getppid()
     wake, wake_writer = os.pipe()
     os.set_blocking(wake, False)
@@ -103,6 +122,8 @@ def _guard(argv: list[str]) -> int:
     except OSError as error:
         sys.stderr.write(f"cannot start {argv[0]}: {error}\n")
         return 127
+    os.write(tell, str(command.pid).encode())
+    os.close(tell)
 
     asked = False
     kill_at: float | None = None
@@ -138,4 +159,4 @@ def _woken(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(_guard(sys.argv[1:]))
+    sys.exit(_guard(int(sys.argv[1]), sys.argv[2:]))

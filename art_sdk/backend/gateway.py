@@ -36,6 +36,7 @@ from ..capture.records import Completion, Record
 from ..capture.rewards import make_record
 from ..capture.spans import TRAJECTORY_HEADER
 from ..errors import RewardError
+from ..settings import get_settings
 from .router import PolicyRouter, Route, UnknownModel
 
 logger = logging.getLogger("art_sdk.backend.gateway")
@@ -324,15 +325,16 @@ class _Gateway:
             return
         if not choice.token_ids:
             return
+        kept = get_settings().keeps_content  # token ids spell the words
         self._record(
             Completion(
                 response_id=response_id,
                 choice=index,
                 policy=call.policy,
                 version=call.version,
-                prompt_ids=choice.prompt_ids,
-                token_ids=choice.token_ids,
-                logprobs=choice.logprobs,
+                prompt_ids=choice.prompt_ids if kept else [],
+                token_ids=choice.token_ids if kept else [],
+                logprobs=choice.logprobs if kept else [],
                 sampling=call.sampling,
                 finish_reason=finish_reason,
                 created_at=time.time_ns(),

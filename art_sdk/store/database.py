@@ -144,6 +144,15 @@ def _on_sqlite_begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get(_WRITE) else "BEGIN")
 
 
+_CURES = {
+    "not a database": "move the file away, or name another with ART_STORE_URL or --store",
+    "is malformed": "the file is damaged: restore it from a backup, or move it away to begin a new one",
+    "readonly": "make the file and its folder writable, or name another with ART_STORE_URL or --store",
+    "disk is full": "make room on its disk; what is captured waits in the journal",
+    "unable to open": "check that its folder is there and can be written to",
+}
+
+
 def _cause(error: SQLAlchemyError) -> str:
-    original = getattr(error, "orig", None)
-    return str(original or error).strip().splitlines()[0]
+    said = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+    return next((f"{said}: {cure}" for words, cure in _CURES.items() if words in said), said)

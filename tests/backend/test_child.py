@@ -118,3 +118,13 @@ def test_everything_ends_when_the_parent_is_killed(tmp_path: Path, number: signa
         parent.send_signal(number)
         parent.wait()
         assert eventually(lambda: not any(map(running, pids)))
+
+
+def test_nothing_lives_on_when_the_guard_itself_is_killed(tmp_path: Path) -> None:
+    child = spawn([sys.executable, "-c", FAMILY, str(tmp_path / "pids")], env=ENV, log=tmp_path / "child.log")
+    pids = family(tmp_path / "pids")
+    os.kill(child.pid, signal.SIGKILL)
+    assert eventually(lambda: not child.alive())
+    assert child.returncode == 128 + signal.SIGKILL
+    assert eventually(lambda: not any(map(running, pids)))
+    child.stop()

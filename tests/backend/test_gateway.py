@@ -20,6 +20,7 @@ from starlette.routing import Route
 from art_sdk.backend.gateway import create_app
 from art_sdk.backend.router import PolicyRouter
 from art_sdk.capture.records import Completion, Record, Reward
+from art_sdk.settings import reset
 
 KEY = {"Authorization": "Bearer client-key"}
 TRAJECTORY = "0af7651916cd43dd8448eb211c80319c"
@@ -193,6 +194,19 @@ async def test_an_answer_is_recorded_and_stripped(setting: Setting) -> None:
     assert completion.sampling == {"temperature": 0.7, "max_tokens": 5}
     assert completion.finish_reason == "stop"
     assert completion.trajectory_id is None
+
+
+async def test_without_content_no_tokens_are_kept(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ART_CAPTURE_CONTENT", "0")
+    reset()
+    try:
+        assert (await setting.client.post("/v1/chat/completions", json=CHAT)).json()["choices"][0]["message"]["content"] == "Hello there!"
+    finally:
+        monkeypatch.undo()
+        reset()
+    (completion,) = setting.completions
+    assert (completion.prompt_ids, completion.token_ids, completion.logprobs) == ([], [], [])
+    assert completion.policy == "support"
 
 
 async def test_each_choice_is_recorded(setting: Setting) -> None:
