@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backend.local import LocalBackend as LocalBackend
+    from .capture.headers import join_trajectory as join_trajectory
     from .capture.health import Health as Health
     from .capture.rewards import reward as reward
     from .capture.rollouts import Rollout as Rollout
@@ -60,6 +61,7 @@ _HOMES = {
     "TrainingError": "errors:TrainingError",
     "instrument": "integrations:instrument",
     "uninstrument": "integrations:uninstrument",
+    "join_trajectory": "capture.headers:join_trajectory",
     "flush": "lifecycle:flush",
     "Health": "capture.health:Health",
     "health": "lifecycle:health",

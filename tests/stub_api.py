@@ -7,11 +7,16 @@ What it answers depends on the request alone, so that any number of clients can 
     (a tool's result)                "It is <result>" for each result, joined
     "fail"                           HTTP 500
     "flaky NAME"                     HTTP 500 the first time for each NAME, then an answer
+    "hang up NAME"                   the connection dropped the first time for each NAME, then an answer
+    "break"                          a stream that ends with the server's error event
+    "think"                          reasoning, then an answer
+    "say hello"                      spoken: an answer with `audio` (chat completions)
     "cut"                            half an answer, then the connection is dropped
     "long"                           2,000 words, slowly
     anything else                    "echo: " and the message
 
-A model whose name ends in "gzip" answers compressed; one named `policy@3` is a gateway's.
+A model whose name ends in "gzip" answers compressed; one named `policy@3` is a gateway's. A request to
+`/moved?to=URL` is redirected there (307).
 """
 
 import gzip
@@ -84,6 +89,9 @@ class _Answer:
     cities: tuple[str, ...] = ()
     words_wait: float = 0.0
     cut: bool = False
+    breaks: bool = False
+    thought: str = ""
+    spoken: bool = False
 
 
 def _answer(said: str, results: list[str], has_tools: bool) -> _Answer:
@@ -93,6 +101,12 @@ def _answer(said: str, results: list[str], has_tools: bool) -> _Answer:
         return _Answer(" ".join(f"w{n}" for n in range(2000)), words_wait=0.005)
     if said == "cut":
         return _Answer("one two three four", cut=True)
+    if said == "break":
+        return _Answer("one two three", breaks=True)
+    if said == "think":
+        return _Answer("echo: think", thought="let me see")
+    if said == "say hello":
+        return _Answer(None, spoken=True)
     if has_tools and (found := re.findall(r"[A-Z]\w+", said.partition("weather in")[2])):
         return _Answer(None, tuple(found))
     return _Answer(f"echo: {said}")
@@ -108,10 +122,17 @@ class _Handler(BaseHTTPRequestHandler):
         api: StubApi = self.server.api  # type: ignore[attr-defined]
         path = self.path.partition("?")[0]
         api.requests.append(Request(self.path, {k.lower(): v for k, v in self.headers.items()}, body))
+        if path == "/moved":
+            self._start(307, "text/plain", {"location": self.path.partition("?to=")[2], "content-length": "0"})
+            return None
         said, results = _last(path, body)
         if said == "fail" or (said.startswith("flaky") and said not in api.seen):
             api.seen.add(said)
             return self._send(500, {"error": {"message": "the stub fails", "type": "server_error"}}, body)
+        if said.startswith("hang up") and said not in api.seen:
+            api.seen.add(said)
+            self.close_connection = True
+            return None
         answer = _answer(said, results, bool(body.get("tools")))
         kind = path.rpartition("/v1")[2]
         events = {"/chat/completions": _chat, "/completions": _text, "/responses": _responses, "/messages": _anthropic}
@@ -139,9 +160,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _send(self, status: int, answer: Body, body: Body) -> None:
-        data, headers = json.dumps(answer).encode(), {}
+        data, headers = json.dumps(answer).encode(), dict[str, str]()
         if str(body.get("model", "")).endswith("gzip"):
             data, headers = gzip.compress(data), {"content-encoding": "gzip"}
+        if status >= 500:
+            headers["retry-after-ms"] = "1"
         self._start(status, "application/json", {**headers, "content-length": str(len(data))})
         self.wfile.write(data)
 
@@ -207,16 +230,25 @@ def _chat(body: Body, answer: _Answer) -> tuple[Body, list[Body | str]]:
         for call, arguments in _calls(answer)
     ]
     message: Body = {"role": "assistant", "content": answer.text} | ({"tool_calls": calls} if calls else {})
+    message |= {"reasoning_content": answer.thought} if answer.thought else {}
+    audio = {"id": "audio_1", "data": "UklGRg==" * 1000, "expires_at": 2_000_000_000, "transcript": "hello"}
+    message |= {"audio": audio} if answer.spoken else {}
     finish = "tool_calls" if calls else "stop"
     choices = [{"index": n, "message": message, "finish_reason": finish} for n in range(body.get("n") or 1)]
     whole = identity | {"object": "chat.completion", "choices": choices, "usage": _USAGE}
 
-    def chunk(delta: Body, reason: str | None = None) -> Body:
-        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+    def chunk(delta: Body, reason: str | None = None, index: int = 0) -> Body:
+        choice = {"index": index, "delta": delta, "finish_reason": reason}
         return identity | {"object": "chat.completion.chunk", "choices": [choice]}
 
     stream: list[Body | str] = [chunk({"role": "assistant", "content": "" if answer.text else None})]
-    stream += [chunk({"content": piece}) for piece in _pieces(answer.text or "")]
+    stream += [chunk({"reasoning_content": piece}) for piece in _pieces(answer.thought)]
+    if answer.spoken:
+        parts: tuple[Body, ...] = ({"id": "audio_1", "transcript": "hel"}, {"data": "UklGRg==", "transcript": "lo"})
+        stream += [chunk({"audio": part}) for part in (*parts, {"expires_at": 2_000_000_000})]
+    also = range(1, body.get("n") or 1)  # the other choices, interleaved
+    for piece in _pieces(answer.text or ""):
+        stream += [chunk({"content": piece}), *(chunk({"content": piece}, index=index) for index in also)]
     for index, call in enumerate(calls):  # names first, then the arguments of all calls interleaved
         head = call | {"index": index, "function": {"name": "get_weather", "arguments": ""}}
         stream.append(chunk({"tool_calls": [head]}))
@@ -227,7 +259,9 @@ def _chat(body: Body, answer: _Answer) -> tuple[Body, list[Body | str]]:
         for half in [a[:5] if not part else a[5:]]
     ]
     stream += [chunk({"tool_calls": [{"index": i, "function": {"arguments": half}}]}) for i, half in halves]
-    stream.append(chunk({}, finish))
+    if answer.breaks:
+        return whole, [*stream, {"error": {"message": "the stub breaks", "type": "server_error"}}]
+    stream += [chunk({}, finish, index) for index in (0, *also)]
     if (body.get("stream_options") or {}).get("include_usage"):
         stream.append(identity | {"object": "chat.completion.chunk", "choices": [], "usage": _USAGE})
     return whole, [*stream, "[DONE]"]
@@ -266,7 +300,9 @@ def _responses(body: Body, answer: _Answer) -> tuple[Body, list[Body | str]]:
         {"id": f"fc_{call}", "type": "function_call", "call_id": call, "name": "get_weather", "arguments": arguments}
         for call, arguments in _calls(answer)
     ]
-    output: list[Body] = calls or [message]
+    thought = {"type": "summary_text", "text": answer.thought}
+    reasoning = [{"id": f"rs_{number}", "type": "reasoning", "summary": [thought]}] if answer.thought else []
+    output: list[Body] = [*reasoning, *(calls or [message])]
     usage = {
         "input_tokens": 7,
         "output_tokens": 5,
@@ -283,22 +319,33 @@ def _responses(body: Body, answer: _Answer) -> tuple[Body, list[Body | str]]:
 
     event("response.created", response=begun)
     for index, item in enumerate(output):
-        event("response.output_item.added", output_index=index, item=item | {"content": [], "arguments": ""})
+        empty = {"content": [], "arguments": ""} | ({"summary": []} if item["type"] == "reasoning" else {})
+        event("response.output_item.added", output_index=index, item=item | empty)
         where = {"item_id": item["id"], "output_index": index}
-        if item["type"] == "message":
+        if item["type"] == "reasoning":
+            for piece in _pieces(answer.thought):
+                event("response.reasoning_summary_text.delta", **where, summary_index=0, delta=piece)
+        elif item["type"] == "message":
             event("response.content_part.added", **where, content_index=0, part=text | {"text": ""})
             for piece in _pieces(answer.text or ""):
                 event("response.output_text.delta", **where, content_index=0, delta=piece, logprobs=[])
         else:
             for half in (item["arguments"][:5], item["arguments"][5:]):
                 event("response.function_call_arguments.delta", **where, delta=half)
+        if answer.breaks:
+            event("error", code="server_error", message="the stub breaks", param=None)
+            return whole, stream
         event("response.output_item.done", output_index=index, item=item)
     event("response.completed", response=whole)
     return whole, stream
 
 
 def _anthropic(body: Body, answer: _Answer) -> tuple[Body, list[Body | str]]:
-    blocks: list[Body] = [{"type": "text", "text": answer.text}] if answer.text else []
+    blocks: list[Body] = []
+    if answer.thought:
+        blocks.append({"type": "thinking", "thinking": answer.thought, "signature": "c2lnbmVk"})
+    if answer.text:
+        blocks.append({"type": "text", "text": answer.text})
     blocks += [
         {"type": "tool_use", "id": call, "name": "get_weather", "input": json.loads(arguments)}
         for call, arguments in _calls(answer)
@@ -310,14 +357,21 @@ def _anthropic(body: Body, answer: _Answer) -> tuple[Body, list[Body | str]]:
     begun = base | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage | {"output_tokens": 1}}
     stream: list[Body | str] = [{"type": "message_start", "message": begun}]
     for index, block in enumerate(blocks):
-        empty = {"text": ""} if block["type"] == "text" else {"input": {}}
+        empties: dict[str, Body] = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}}
+        empty = empties.get(block["type"], {"input": {}})
         stream.append({"type": "content_block_start", "index": index, "content_block": block | empty})
         if block["type"] == "text":
             deltas = [{"type": "text_delta", "text": piece} for piece in _pieces(answer.text or "")]
+        elif block["type"] == "thinking":
+            deltas = [{"type": "thinking_delta", "thinking": piece} for piece in _pieces(answer.thought)]
+            deltas.append({"type": "signature_delta", "signature": block["signature"]})
         else:
             written = json.dumps(block["input"])
             deltas = [{"type": "input_json_delta", "partial_json": half} for half in (written[:5], written[5:])]
         stream += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
+        if answer.breaks:
+            broken = {"type": "error", "error": {"type": "api_error", "message": "the stub breaks"}}
+            return whole, [*stream, broken]
         stream.append({"type": "content_block_stop", "index": index})
     ended = {"stop_reason": reason, "stop_sequence": None}
     stream.append({"type": "message_delta", "delta": ended, "usage": {"output_tokens": 5}})

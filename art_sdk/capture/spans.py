@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context as otel_context
@@ -36,7 +37,7 @@ from ..settings import get_settings
 from . import journal
 from .content import kept_text, to_content
 from .guard import guarded
-from .records import Content, SpanEnd, SpanStart
+from .records import SpanEnd, SpanStart
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -88,11 +89,13 @@ PARENT_TRAJECTORY = "art.parent.trajectory"
 REWARD_ERROR = "art.reward.error"
 MASKED = "art.masked"
 CACHED = "art.cached"
+RESUMES = "art.resumes"
+"""The trajectory whose interrupted graph this one goes on with."""
 ATTEMPTS = "art.http.attempts"
 USER_TRACE = "art.user.trace"
 """`<trace id>-<span id>` of the span of the user's own tracing that the trajectory began in."""
 
-_LISTS = frozenset({INPUT_MESSAGES, OUTPUT_MESSAGES, TOOL_DEFINITIONS})
+LISTS = frozenset({INPUT_MESSAGES, OUTPUT_MESSAGES, TOOL_DEFINITIONS})
 _PLACE_KEY = otel_context.create_key("art-sdk-place")
 
 
@@ -114,6 +117,8 @@ class LiveTrajectory:
     rewards: dict[str, float] = field(default_factory=dict, repr=False)
     written: set[str] = field(default_factory=set, repr=False)
     """Hashes of the content already written for it."""
+    lists: dict[bytes, str] = field(default_factory=dict, repr=False)
+    """Long lists of content already written for it: digest of the items, and the hash of the list."""
     asked: list["ToolRequest"] = field(default_factory=list, repr=False)
     """Tool calls that a model has asked for and that no span has taken up yet."""
     at_end: list[Callable[[], None]] = field(default_factory=list, repr=False)
@@ -179,15 +184,25 @@ def _tracer() -> "Tracer":
     return provider.get_tracer("art_sdk")
 
 
+_open: set[int] = set()
+"""Ids of the spans that this process has started and not ended."""
+os.register_at_fork(after_in_child=_open.clear)
+
+
 def _journal_processor() -> Any:
     from opentelemetry.sdk.trace import SpanProcessor
 
     class JournalProcessor(SpanProcessor):
         def on_start(self, span: Span, parent_context: otel_context.Context | None = None) -> None:
             readable: ReadableSpan = span  # type: ignore[assignment]
+            _open.add(span.get_span_context().span_id)
             journal.append(SpanStart(**_identity(readable), attributes=dict(readable.attributes or {})))
 
         def on_end(self, span: "ReadableSpan") -> None:
+            assert span.context is not None
+            if span.context.span_id not in _open:
+                return  # a forked child has a copy of it: it is the parent's to end
+            _open.discard(span.context.span_id)
             journal.append(
                 SpanEnd(
                     **_identity(span),
@@ -257,27 +272,54 @@ def metadata_attributes(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def content_attributes(live: LiveTrajectory, values: Mapping[str, Any]) -> dict[str, Any]:
     """Keep content, once per trajectory, and return the attributes that point to it. The next record takes it along.
 
-    The values of `INPUT_MESSAGES`, `OUTPUT_MESSAGES` and `TOOL_DEFINITIONS` are lists, whose items are content of their
-    own; all others are one. What is known when a span starts belongs in its start: a crash then leaves it.
+    The values of `LISTS` are lists, whose items are content of their own; all others are one. What is known when a
+    span starts belongs in its start: a crash then leaves it.
     """
     attributes: dict[str, Any] = {}
-    new: list[Content] = []
     for attribute, value in values.items():
-        hashes = []
-        for item in value if attribute in _LISTS else [value]:
-            content, was_masked = to_content(item)
-            if content.hash not in live.written:
-                live.written.add(content.hash)
-                new.append(content)
-            hashes.append(content.hash)
-            if was_masked:
-                attributes[MASKED] = True
-        attributes[attribute] = hashes if attribute in _LISTS else hashes[0]
+        kept = [keep(live, item) for item in (value if attribute in LISTS else [value])]
+        hashes = [identity for identity, _ in kept]
+        attributes[attribute] = listed(live, hashes) if attribute in LISTS else hashes[0]
+        if any(was_masked for _, was_masked in kept):
+            attributes[MASKED] = True
         if attribute == OUTPUT_MESSAGES:
             live.asked.extend(_requests(value))
-    if new:
-        journal.hold(*new)
     return attributes
+
+
+def keep(live: LiveTrajectory, value: Any) -> tuple[str, bool]:
+    """Keep one value as content: its hash, and whether something in it was masked."""
+    content, was_masked = to_content(value)
+    if content.hash not in live.written:
+        live.written.add(content.hash)
+        journal.hold(content)
+    return content.hash, was_masked
+
+
+_SHORT = 8
+"""A list of so few messages is written out; one hash stands for a longer one."""
+
+
+def listed(live: LiveTrajectory, hashes: list[str]) -> list[str] | str:
+    """What points to a list of content: its items' hashes, or one hash for a long list.
+
+    That one is of the content `{"after": hash of the list that it begins with, "items": hashes of what follows}`, for
+    a call begins with what earlier calls of its trajectory said. So what is sent again costs nothing, and an episode
+    costs what was said in it.
+    """
+    if len(hashes) <= _SHORT:
+        return hashes
+    known, after = 0, None
+    said, digests = blake2b(digest_size=16), []
+    for index, item in enumerate(hashes):
+        said.update(item.encode())
+        digests.append(said.digest())
+        if (found := live.lists.get(digests[-1])) is not None:
+            known, after = index + 1, found
+    if after is not None and known == len(hashes):
+        return after
+    live.lists[digests[-1]], _ = keep(live, {"after": after, "items": hashes[known:]})
+    return live.lists[digests[-1]]
 
 
 def _requests(messages: Any) -> Iterator[ToolRequest]:
@@ -355,18 +397,27 @@ def add_locator(find: Callable[[], Place | None]) -> None:
         _locators.append(find)
 
 
+def held() -> Place | None:
+    """The place that the OpenTelemetry context holds."""
+    value = otel_context.get_value(_PLACE_KEY)
+    return value() if callable(value) else value  # type: ignore[return-value]
+
+
 def place() -> Place | None:
-    """The innermost place of an open trajectory here: of the OpenTelemetry context's and the frameworks' answers, all
-    of which enclose this point, the one whose span started last."""
-    held = otel_context.get_value(_PLACE_KEY)
-    best: Place | None = held() if callable(held) else held  # type: ignore[assignment]
-    if best is not None and not best.live.open:
-        best = None
+    """The innermost place of an open trajectory here, by the OpenTelemetry context and by what the frameworks say."""
+    best = innermost(held(), None)
     for find in _locators:
-        found = guarded(find)
-        if found is not None and found.live.open and (best is None or _started(found) > _started(best)):
-            best = found
+        best = innermost(best, guarded(find))
     return best
+
+
+def innermost(one: Place | None, other: Place | None) -> Place | None:
+    """Of two places that both enclose this point, the inner one, whose span started last. None that has ended."""
+    if one is None or not one.live.open:
+        return other if other is not None and other.live.open else None
+    if other is None or not other.live.open:
+        return one
+    return other if _started(other) > _started(one) else one
 
 
 def _started(place: Place) -> int:
@@ -375,10 +426,7 @@ def _started(place: Place) -> int:
 
 def current_trajectory() -> LiveTrajectory | None:
     """The trajectory that this code runs in, None outside one."""
-    found = place()
-    if found is None:
-        held = otel_context.get_value(_PLACE_KEY)
-        found = held() if callable(held) else held  # type: ignore[assignment]
+    found = place() or held()
     return found.live if found is not None else None
 
 
@@ -437,7 +485,7 @@ def joined(header: str) -> Iterator[LiveTrajectory | None]:
 
     A header that is none is logged once and changes nothing: it may come from anywhere.
     """
-    live = guarded(_remote, header)
+    live = guarded(remote, header)
     if live is None:
         yield None
         return
@@ -451,7 +499,7 @@ def joined(header: str) -> Iterator[LiveTrajectory | None]:
 _HEADER = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})")
 
 
-def _remote(header: str) -> LiveTrajectory | None:
+def remote(header: str) -> LiveTrajectory | None:
     if get_settings().off:
         return None
     found = _HEADER.fullmatch(header)

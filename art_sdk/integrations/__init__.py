@@ -5,6 +5,7 @@ Hooks can't be taken out again safely, so they stay and a switch turns them off.
 """
 
 import importlib
+import os
 from typing import Any
 
 import wrapt
@@ -15,6 +16,15 @@ from . import switch
 _HOOKS = {
     "httpx": "http:install",
     "httpx2": "http:install",
+    "openai._base_client": "http:wrap_sdk",
+    "anthropic._base_client": "http:wrap_sdk",
+    "threading": "threads:install_threads",
+    "concurrent.futures.thread": "threads:install_executor",
+    "concurrent.futures.process": "processes:install_executor",
+    "multiprocessing.process": "processes:install_process",
+    "multiprocessing.pool": "processes:install_pools",
+    "mcp.client.session": "mcp:install_session",
+    "mcp.client.client": "mcp:install_client",
     "langchain_core.tracers.context": "langchain:register",
     "langchain_core.language_models.chat_models": "langchain:wrap_chat_models",
     "langchain_core.language_models.llms": "langchain:wrap_text_models",
@@ -31,11 +41,17 @@ def instrument() -> None:
     """
     global _waiting
     switch.turn(True)
-    if _waiting:
+    if _waiting or _switched_off():
         return
     _waiting = True
     for module in _HOOKS:
         wrapt.register_post_import_hook(lambda imported: guarded(_install, imported), module)
+
+
+def _switched_off() -> bool:
+    """Whether OpenTelemetry's own list of instrumentations to leave out names this one."""
+    listed = os.environ.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "").split(",")
+    return "art" in (name.strip() for name in listed)
 
 
 def _install(imported: Any) -> None:

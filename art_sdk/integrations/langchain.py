@@ -2,27 +2,36 @@
 
 `register_configure_hook` is LangChain's public way in: it fires on every callback manager, so no
 `callbacks=` is needed anywhere. The handler opens spans; it never attaches context, because
-LangChain may start several runs before the first makes its call. Which LLM run an HTTP request
-belongs to is told by the wrapped methods below, which make a run's span current just while its own
-call is being made. Tried with langchain-core 1.8 and langgraph 1.2.
+LangChain may start several runs before the first makes its call. Where the program is, it learns
+from the run that LangChain says is the parent, and the rest of capture from the run that LangChain
+keeps in its own context (`_current_run`). Which LLM run an HTTP request belongs to is told by the
+wrapped methods below, which make a run's place current just while its own call is being made.
+Tried with langchain-core 1.0 and 1.8, langgraph 1.0 and 1.2.
 
 This module is imported in the middle of LangChain's own imports, so it may import from there only what
 has none of its own; the rest is imported where it is used.
 """
 
+import functools
+import sys
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
+from weakref import WeakSet
 
 import wrapt
 from langchain_core.callbacks.base import BaseCallbackHandler
 from opentelemetry.trace import Span
 
-from ..capture import spans
+from ..capture import runs, spans
 from ..capture.guard import guarded
 from ..capture.spans import LiveTrajectory, Place
+from ..capture.tools import start_tool
+from ..settings import get_settings
+from . import switch, wire
 from .messages import Message, from_openai, text
 from .switch import here
 
@@ -31,20 +40,36 @@ if TYPE_CHECKING:
     from langchain_core.outputs import LLMResult
 
 # LangGraph steers with exceptions: these ended no run with an error.
-_CONTROL_FLOW = frozenset({"GraphInterrupt", "NodeInterrupt", "GraphBubbleUp", "ParentCommand"})
+_INTERRUPTS = frozenset({"GraphInterrupt", "NodeInterrupt"})
+_CONTROL_FLOW = _INTERRUPTS | {"GraphBubbleUp", "ParentCommand"}
+_REMEMBERED = 10_000
+"""Conversations that wait for their resume; the oldest is forgotten first."""
 
 
 @dataclass
 class _Run:
     """An open run. `own` is False for a run that has no span of its own and lends its parent's.
 
-    `task` is LangGraph's name of the node execution that it is part of.
+    `task` is LangGraph's name of the node execution that it is part of, `thread` of the conversation. `root` is
+    True for one that is a trajectory of its own, in zero-code mode.
     """
 
     span: Span
     live: LiveTrajectory
     own: bool
     task: str | None = None
+    thread: str | None = None
+    root: bool = False
+
+
+def _counted(callback: Callable[..., None]) -> Callable[..., None]:
+    """A fault of a callback is counted with the others, not only a warning of LangChain's."""
+
+    @functools.wraps(callback)
+    def run(*args: Any, **kwargs: Any) -> None:
+        guarded(callback, *args, **kwargs)
+
+    return run
 
 
 class SpanHandler(BaseCallbackHandler):
@@ -55,9 +80,12 @@ class SpanHandler(BaseCallbackHandler):
 
     def __init__(self) -> None:
         self._runs: dict[UUID, _Run] = {}
+        self._swept: WeakSet[LiveTrajectory] = WeakSet()
+        self._interrupted: OrderedDict[str, str] = OrderedDict()  # conversation: trajectory
 
     # Starts
 
+    @_counted
     def on_chat_model_start(
         self,
         serialized: Any,
@@ -67,29 +95,25 @@ class SpanHandler(BaseCallbackHandler):
         parent_run_id: UUID | None = None,
         **extra: Any,
     ) -> None:
-        model = _model_name(serialized, extra)
-        self._start(
+        self._start_call(
             run_id,
             parent_run_id,
             spans.CHAT,
-            model,
-            {spans.REQUEST_MODEL: model},
-            lambda: {spans.INPUT_MESSAGES: [m for batch in messages for m in _messages(batch)]},
+            _model_name(serialized, extra),
+            extra,
+            lambda: [m for batch in messages for m in _messages(batch)],
         )
 
+    @_counted
     def on_llm_start(
         self, serialized: Any, prompts: list[str], *, run_id: UUID, parent_run_id: UUID | None = None, **extra: Any
     ) -> None:
         model = _model_name(serialized, extra)
-        self._start(
-            run_id,
-            parent_run_id,
-            spans.TEXT_COMPLETION,
-            model,
-            {spans.REQUEST_MODEL: model},
-            lambda: {spans.INPUT_MESSAGES: [_user(prompt) for prompt in prompts]},
+        self._start_call(
+            run_id, parent_run_id, spans.TEXT_COMPLETION, model, extra, lambda: [_user(prompt) for prompt in prompts]
         )
 
+    @_counted
     def on_tool_start(
         self,
         serialized: Any,
@@ -101,18 +125,13 @@ class SpanHandler(BaseCallbackHandler):
         **extra: Any,
     ) -> None:
         name = extra.get("name") or (serialized or {}).get("name") or "tool"
-        attributes = {spans.TOOL_NAME: name}
-        if call_id := extra.get("tool_call_id"):
-            attributes[spans.TOOL_CALL_ID] = call_id
-        self._start(
-            run_id,
-            parent_run_id,
-            spans.EXECUTE_TOOL,
-            name,
-            attributes,
-            lambda: {spans.TOOL_ARGUMENTS: input_str if inputs is None else inputs},
-        )
+        arguments = input_str if inputs is None else inputs
+        if (found := self._place(parent_run_id, f"{spans.EXECUTE_TOOL} {name}", arguments)) is not None:
+            at, root = found
+            span = start_tool(at, name, arguments, extra.get("tool_call_id"))
+            self._add(run_id, _Run(span, at.live, own=True, root=root))
 
+    @_counted
     def on_chain_start(
         self,
         serialized: Any,
@@ -124,29 +143,39 @@ class SpanHandler(BaseCallbackHandler):
         **extra: Any,
     ) -> None:
         name = extra.get("name") or ""
-        node, task = ((metadata or {}).get(f"langgraph_{key}") for key in ("node", "checkpoint_ns"))
+        found = self._place(parent_run_id, name, inputs)
+        if found is None:
+            return
+        at, root = found
+        node, task, thread = (
+            (metadata or {}).get(k) for k in ("langgraph_node", "langgraph_checkpoint_ns", "thread_id")
+        )
         parent = self._runs.get(parent_run_id) if parent_run_id else None
         if node is not None and name == node and (task is None or parent is None or parent.task != task):
-            self._start(
-                run_id, parent_run_id, spans.INVOKE_AGENT, name, {spans.AGENT_NAME: name, "art.graph.node": name}
-            )
+            attributes = {spans.AGENT_NAME: name, "art.graph.node": name}
+            span = spans.start_span(spans.INVOKE_AGENT, name, attributes, at.span)
+            self._add(run_id, _Run(span, at.live, own=True, task=task, thread=thread, root=root))
         else:  # a sequence, a lambda, a prompt, the node's own function: only its children are of interest
-            self._lend(run_id, parent_run_id)
-        if run := self._runs.get(run_id):
-            run.task = task
+            self._add(run_id, _Run(at.span, at.live, own=False, task=task, thread=thread, root=root))
+        if thread is not None and node is None:
+            self._resume(at.live, thread)
 
     # Ends
 
+    @_counted
     def on_llm_end(self, response: "LLMResult", *, run_id: UUID, **_: Any) -> None:
         run = self._runs.pop(run_id, None)
         if run is None:
             return
         if not _has(run.span, spans.OUTPUT_MESSAGES):
             # No HTTP request was seen: a cache hit or a model of another kind.
-            self._set_outputs(run, response)
+            guarded(self._set_outputs, run, response)
             run.span.set_attribute("art.http", False)
         run.span.end()
+        if run.root:
+            runs.end_auto(run.live, [_output(one) for batch in response.generations for one in batch])
 
+    @_counted
     def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
         run = self._runs.pop(run_id, None)
         if run is None:
@@ -154,90 +183,152 @@ class SpanHandler(BaseCallbackHandler):
         from langchain_core.messages import ToolMessage
 
         if isinstance(output, ToolMessage):
-            if output.tool_call_id:
+            if output.tool_call_id and not _has(run.span, spans.TOOL_CALL_ID):
+                spans.take_request(run.live, output.name or "", identity=output.tool_call_id)
                 run.span.set_attribute(spans.TOOL_CALL_ID, output.tool_call_id)
             if output.status == "error":
                 run.span.set_attribute(spans.ERROR_TYPE, "tool_error")
             output = output.content
-        run.span.set_attributes(spans.content_attributes(run.live, {spans.TOOL_RESULT: output}))
+        run.span.set_attributes(guarded(spans.content_attributes, run.live, {spans.TOOL_RESULT: output}) or {})
         run.span.end()
+        if run.root:
+            runs.end_auto(run.live, output)
 
+    @_counted
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
-        self._close(run_id, None)
+        self._close(run_id, None, outputs)
 
+    @_counted
     def on_llm_error(
         self, error: BaseException, *, run_id: UUID, response: "LLMResult | None" = None, **_: Any
     ) -> None:
         run = self._runs.get(run_id)
         if run is not None and response is not None and not _has(run.span, spans.OUTPUT_MESSAGES):
             # LangChain ends a run that was left early before it lets go of the HTTP stream.
-            self._set_outputs(run, response)
+            guarded(self._set_outputs, run, response)
             run.span.set_attribute("art.stream.end", "closed" if spans.is_cancel(error) else type(error).__name__)
         self._close(run_id, error)
 
+    @_counted
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         self._close(run_id, error)
 
+    @_counted
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+        run = self._runs.get(run_id)
+        if run is not None and type(error).__name__ in _INTERRUPTS:
+            self._interrupt(run)
         self._close(run_id, error)
+
+    # Interrupts
+
+    def _interrupt(self, run: _Run) -> None:
+        run.live.status = "interrupted"
+        if run.thread is not None:
+            self._interrupted[run.thread] = run.live.id
+            while len(self._interrupted) > _REMEMBERED:
+                self._interrupted.popitem(last=False)
+
+    def _resume(self, live: LiveTrajectory, thread: str) -> None:
+        """A graph goes on with a conversation. Whichever trajectory waited for that is noted."""
+        waiting = self._interrupted.pop(thread, None)
+        if waiting is None:
+            return
+        if waiting != live.id:
+            live.root.set_attribute(spans.RESUMES, waiting)
+        elif live.id not in self._interrupted.values():
+            live.status = None
 
     # The map of open runs
 
     def _set_outputs(self, run: _Run, response: "LLMResult") -> None:
-        outputs = [_output(generation) for batch in response.generations for generation in batch]
-        run.span.set_attributes(spans.content_attributes(run.live, {spans.OUTPUT_MESSAGES: outputs}))
+        answers = [one for batch in response.generations for one in batch]
+        run.span.set_attributes(
+            spans.content_attributes(run.live, {spans.OUTPUT_MESSAGES: [_output(one) for one in answers]})
+        )
+        if answers:
+            run.span.set_attributes(_answer_attributes(getattr(answers[0], "message", None)))
+
+    def busy(self) -> bool:
+        return bool(self._runs)
 
     def place_of(self, run_id: UUID, *, call: bool = False) -> Place | None:
         run = self._runs.get(run_id)
         return Place(run.live, run.span, call) if run else None
 
-    def _start(
+    def _start_call(
         self,
         run_id: UUID,
         parent_run_id: UUID | None,
         operation: str,
-        subject: str,
-        attributes: dict[str, Any],
-        content: Callable[[], dict[str, Any]] | None = None,
+        model: str,
+        extra: Mapping[str, Any],
+        messages: Callable[[], list[Message]],
     ) -> None:
-        at = self._parent(parent_run_id)
-        if at is None:
+        given: list[Message] = guarded(messages) or []
+        found = self._place(parent_run_id, f"{operation} {model}".strip(), given)
+        if found is None:
             return
-        if content is not None:
-            attributes |= guarded(lambda: spans.content_attributes(at.live, content())) or {}
-        self._runs[run_id] = _Run(spans.start_span(operation, subject, attributes, at.span), at.live, own=True)
+        at, root = found
+        attributes = {spans.REQUEST_MODEL: model} | wire.parameters((extra.get("invocation_params") or {}).get)
+        attributes |= guarded(spans.content_attributes, at.live, {spans.INPUT_MESSAGES: given}) or {}
+        span = spans.start_span(operation, model, attributes, at.span)
+        self._add(run_id, _Run(span, at.live, own=True, root=root))
 
-    def _lend(self, run_id: UUID, parent_run_id: UUID | None) -> None:
-        if at := self._parent(parent_run_id):
-            self._runs[run_id] = _Run(at.span, at.live, own=False)
+    def _place(self, parent_run_id: UUID | None, name: str, inputs: Any) -> tuple[Place, bool] | None:
+        """Where a run belongs, and whether it is a trajectory of its own, in zero-code mode."""
+        if not switch.is_on():
+            return None
+        parent = self.place_of(parent_run_id) if parent_run_id else None
+        at = spans.innermost(spans.held(), parent) if parent else here()
+        if at is not None:
+            return at, False
+        live = runs.begin_auto(name, inputs) if parent_run_id is None else None
+        return (Place(live, live.root), True) if live else None
 
-    def _parent(self, parent_run_id: UUID | None) -> Place | None:
-        at = here()
-        run = self._runs.get(parent_run_id) if parent_run_id else None
-        if run is not None and at is not None and run.live is at.live:
-            return Place(run.live, run.span)
-        return at
+    def _add(self, run_id: UUID, run: _Run) -> None:
+        self._runs[run_id] = run
+        if run.live not in self._swept:
+            self._swept.add(run.live)
+            run.live.at_end.append(functools.partial(self._sweep, run.live))
 
-    def _close(self, run_id: UUID, error: BaseException | None) -> None:
+    def _sweep(self, live: LiveTrajectory) -> None:
+        """End what is still open when the trajectory ends: a run that was cancelled gets no callback."""
+        for run_id in [run_id for run_id, run in self._runs.items() if run.live is live]:
+            run = self._runs.pop(run_id)
+            if run.own:
+                run.span.set_attribute(spans.STATUS, "cancelled")
+                run.span.end()
+
+    def _close(self, run_id: UUID, error: BaseException | None, outputs: Any = None) -> None:
         run = self._runs.pop(run_id, None)
-        if run is None or not run.own:
+        if run is None:
             return
-        if error is not None:
-            if type(error).__name__ in _CONTROL_FLOW:
+        steered = type(error).__name__ in _CONTROL_FLOW
+        if run.own:
+            if type(error).__name__ in _INTERRUPTS:
                 run.span.set_attribute(spans.STATUS, "interrupted")
-            else:
+            elif error is not None and not steered:
                 spans.fail(run.span, error)
-        run.span.end()
+            run.span.end()
+        if run.root:
+            runs.end_auto(run.live, outputs, None if steered else error)
 
 
 class _Hook:
     """LangChain only ever calls `get()` on what it takes for a context variable: this one is set in every thread."""
 
-    def __init__(self, handler: SpanHandler) -> None:
+    def __init__(self, handler: BaseCallbackHandler) -> None:
         self._handler = handler
 
-    def get(self) -> SpanHandler | None:
-        return self._handler if here() is not None else None
+    def get(self) -> BaseCallbackHandler | None:
+        # For every run that LangChain starts anywhere: the cheap questions first.
+        wanted = switch.is_on() and (_handler.busy() or here() is not None or guarded(_is_auto))
+        return self._handler if wanted else None
+
+
+def _is_auto() -> bool:
+    return get_settings().auto
 
 
 _handler = SpanHandler()
@@ -251,10 +342,10 @@ def register(context: Any) -> None:
 
 def _current_run() -> Place | None:
     """LangChain keeps the run that code runs in, a graph's node for example, in a context variable of its own."""
-    from langchain_core.runnables.config import var_child_runnable_config
-
-    manager = (var_child_runnable_config.get() or {}).get("callbacks")
-    parent_run_id = getattr(manager, "parent_run_id", None)
+    config = sys.modules.get("langchain_core.runnables.config")
+    if (variable := getattr(config, "var_child_runnable_config", None)) is None:
+        return None
+    parent_run_id = getattr((variable.get() or {}).get("callbacks"), "parent_run_id", None)
     return _handler.place_of(parent_run_id) if parent_run_id is not None else None
 
 
@@ -264,6 +355,7 @@ def wrap_chat_models(module: Any) -> None:
     _wrap(module, "BaseChatModel", "_agenerate_with_cache", _agenerate)
     _wrap(module, "BaseChatModel", "stream", _stream)
     _wrap(module, "BaseChatModel", "astream", _astream)
+    _wrap(module, "BaseChatModel", "_convert_cached_generations", _from_cache)
     _wrap(module, "BaseChatModel", "_iter_v2_events", _iter_events)
     _wrap(module, "BaseChatModel", "_aiter_v2_events", _aiter_events)
 
@@ -304,6 +396,14 @@ async def _agenerate(wrapped: Callable[..., Any], model: Any, args: Any, kwargs:
         return await wrapped(*args, **kwargs)
 
 
+def _from_cache(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Called just where a cached answer takes the place of a call."""
+    at = here()
+    if at is not None and at.call:
+        at.span.set_attribute(spans.CACHED, True)
+    return wrapped(*args, **kwargs)
+
+
 def _with_run_id(
     input: Any, config: Any = None, *args: Any, **kwargs: Any
 ) -> tuple[UUID, tuple[Any, ...], dict[str, Any]]:
@@ -315,7 +415,7 @@ def _with_run_id(
 
 
 def _stream(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Any]:
-    chosen = guarded(_with_run_id, *args, **kwargs) if here() else None
+    chosen = guarded(_with_run_id, *args, **kwargs) if _Hook(_handler).get() else None
     if chosen is None:
         return wrapped(*args, **kwargs)  # type: ignore[no-any-return]
     run_id, args, kwargs = chosen
@@ -335,7 +435,7 @@ def _drive(chunks: Iterator[Any], run_id: UUID) -> Iterator[Any]:
 
 
 def _astream(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: dict[str, Any]) -> AsyncIterator[Any]:
-    chosen = guarded(_with_run_id, *args, **kwargs) if here() else None
+    chosen = guarded(_with_run_id, *args, **kwargs) if _Hook(_handler).get() else None
     if chosen is None:
         return wrapped(*args, **kwargs)  # type: ignore[no-any-return]
     run_id, args, kwargs = chosen
@@ -384,6 +484,21 @@ def _output(generation: Any) -> Message:
     if isinstance(generation, ChatGeneration) and isinstance(generation.message, AIMessage):
         return _messages([generation.message])[0]
     return {"role": "assistant", "parts": [text(generation.text)]}
+
+
+def _answer_attributes(message: Any) -> dict[str, Any]:
+    """What LangChain's own result says of the call."""
+    usage = getattr(message, "usage_metadata", None) or {}
+    said = getattr(message, "response_metadata", None) or {}
+    reason = said.get("finish_reason") or said.get("stop_reason") or said.get("done_reason")
+    found = {
+        spans.RESPONSE_ID: said.get("id") or said.get("message_id"),
+        spans.RESPONSE_MODEL: said.get("model_name") or said.get("model"),
+        spans.FINISH_REASONS: [reason] if reason else None,
+        spans.INPUT_TOKENS: usage.get("input_tokens"),
+        spans.OUTPUT_TOKENS: usage.get("output_tokens"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _has(span: Span, attribute: str) -> bool:

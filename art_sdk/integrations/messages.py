@@ -4,7 +4,8 @@
 
 Part types: `text`, `reasoning`, `tool_call` {id, name, arguments}, `tool_call_response` {id, response},
 `uri` {uri}, `blob` {mime_type, content (base64)}, `file` {file_id}. A part that is none of these is kept
-as it came, so nothing is lost.
+as it came, so nothing is lost. Sound that a model made is kept as a `file`: by the id that the provider knows it
+under, when that expires, and what is said.
 """
 
 import json
@@ -30,6 +31,8 @@ def from_openai(message: Mapping[str, Any]) -> Message:
     if reasoning := message.get("reasoning_content") or message.get("reasoning"):
         parts.append({"type": "reasoning", "content": reasoning})
     parts += _content_parts(message.get("content"))
+    if audio := message.get("audio"):
+        parts.append(_spoken(audio))
     if refusal := message.get("refusal"):
         parts.append({"type": "refusal", "content": refusal})
     for call in message.get("tool_calls") or ():
@@ -38,15 +41,14 @@ def from_openai(message: Mapping[str, Any]) -> Message:
     return {"role": role, "parts": parts}
 
 
-def from_responses_input(request: Mapping[str, Any]) -> list[Message]:
-    """The input of a request to `/responses`."""
-    messages: list[Message] = []
-    if instructions := request.get("instructions"):
-        messages.append({"role": "system", "parts": [text(instructions)]})
-    given = request.get("input", [])
-    if isinstance(given, str):
-        return [*messages, {"role": "user", "parts": [text(given)]}]
-    return messages + [from_responses_item(item) for item in given]
+def from_responses_input(words: str) -> Message:
+    """The input of a request to `/responses` where it is just words."""
+    return {"role": "user", "parts": [text(words)]}
+
+
+def from_responses_instructions(instructions: Any) -> Message:
+    """The `instructions` of a request to `/responses`."""
+    return {"role": "system", "parts": _content_parts(instructions)}
 
 
 def from_responses_item(item: Mapping[str, Any]) -> Message:
@@ -59,12 +61,19 @@ def from_responses_item(item: Mapping[str, Any]) -> Message:
                 "role": "assistant",
                 "parts": [_tool_call(item.get("call_id"), item.get("name"), item.get("arguments"))],
             }
-        case "function_call_output":
+        case "custom_tool_call":
+            return {
+                "role": "assistant",
+                "parts": [_tool_call(item.get("call_id"), item.get("name"), item.get("input"))],
+            }
+        case "function_call_output" | "custom_tool_call_output":
             part = {"type": "tool_call_response", "id": item.get("call_id"), "response": item.get("output")}
             return {"role": "tool", "parts": [part]}
         case "reasoning":
-            summary = "".join(part.get("text", "") for part in item.get("summary") or ())
-            return {"role": "assistant", "parts": [{"type": "reasoning", "content": summary}]}
+            thoughts = item.get("content") or item.get("summary") or ()
+            words = "".join(part.get("text", "") for part in thoughts)
+            sealed = {key: item[key] for key in ("encrypted_content",) if item.get(key)}
+            return {"role": "assistant", "parts": [{"type": "reasoning", "content": words} | sealed]}
         case _:
             return {"role": "assistant", "parts": [dict(item)]}
 
@@ -74,8 +83,9 @@ def from_anthropic(message: Mapping[str, Any]) -> Message:
     return {"role": message.get("role", "assistant"), "parts": _content_parts(message.get("content"))}
 
 
-def anthropic_system(system: Any) -> list[Message]:
-    return [{"role": "system", "parts": _content_parts(system)}] if system else []
+def anthropic_system(system: Any) -> Message:
+    """The `system` of a request to `/messages`."""
+    return {"role": "system", "parts": _content_parts(system)}
 
 
 def _content_parts(content: Any) -> list[Part]:
@@ -91,16 +101,16 @@ def _part(part: Mapping[str, Any]) -> Part:
         case "text" | "input_text" | "output_text":
             return text(part.get("text", ""))
         case "thinking":
-            return {"type": "reasoning", "content": part.get("thinking", "")}
+            sealed = {"signature": part["signature"]} if part.get("signature") else {}
+            return {"type": "reasoning", "content": part.get("thinking", "")} | sealed
+        case "refusal":
+            return {"type": "refusal", "content": part.get("refusal", "")}
         case "image_url":
             return _image(part["image_url"]["url"])
         case "input_image" if part.get("image_url"):
             return _image(part["image_url"])
         case "image" | "document" if isinstance(part.get("source"), Mapping):
-            source = part["source"]
-            if source.get("type") == "base64":
-                return {"type": "blob", "mime_type": source.get("media_type"), "content": source.get("data")}
-            return {"type": "uri", "uri": source.get("url")}
+            return _source(part)
         case "input_audio":
             audio = part.get("input_audio", {})
             return {"type": "blob", "mime_type": f"audio/{audio.get('format')}", "content": audio.get("data")}
@@ -117,6 +127,24 @@ def _image(url: str) -> Part:
         mime_type, _, data = url.removeprefix("data:").partition(";base64,")
         return {"type": "blob", "mime_type": mime_type, "content": data}
     return {"type": "uri", "uri": url}
+
+
+def _source(part: Mapping[str, Any]) -> Part:
+    source = part["source"]
+    match source.get("type"):
+        case "base64":
+            return {"type": "blob", "mime_type": source.get("media_type"), "content": source.get("data")}
+        case "url":
+            return {"type": "uri", "uri": source.get("url")}
+        case "file":
+            return {"type": "file", "file_id": source.get("file_id")}
+        case _:
+            return dict(part)
+
+
+def _spoken(audio: Mapping[str, Any]) -> Part:
+    found = {"file_id": audio.get("id"), "expires_at": audio.get("expires_at"), "transcript": audio.get("transcript")}
+    return {"type": "file", "modality": "audio"} | {key: value for key, value in found.items() if value is not None}
 
 
 def _tool_call(identity: Any, name: Any, arguments: Any) -> Part:

@@ -234,6 +234,14 @@ def read_spans(connection: Connection, trajectory_id: str) -> tuple[Span, ...]:
     rows = connection.execute(query).mappings().all()
     hashes = {h for row in rows for key in _SHOWN for h in _hashes(row["attributes"].get(key))}
     contents = read_contents(connection, sorted(hashes))
+    lists = {
+        row["attributes"][key] for row in rows for key in names.LISTS if isinstance(row["attributes"].get(key), str)
+    }
+    while lists:  # each round finds the items of these lists, and the lists that they begin with
+        links = [contents[h] for h in lists if isinstance(contents.get(h), dict)]
+        lists = {link["after"] for link in links if link.get("after") and link["after"] not in contents}
+        wanted = {item for link in links for item in link.get("items", ())} | lists
+        contents |= read_contents(connection, sorted(wanted - contents.keys()))
     return tuple(
         Span(
             **{name: row[name] for name in Span.__dataclass_fields__ if name != "attributes"},
@@ -256,11 +264,23 @@ def _with_content(attributes: dict[str, Any], contents: dict[str, Any]) -> dict[
     shown = {}
     for key, value in attributes.items():
         if key in _SHOWN:
-            found = [contents.get(h, {"missing": h}) for h in _hashes(value)]
-            shown[_SHOWN[key]] = found if isinstance(value, list) else found[0]
+            found = [contents.get(h, {"missing": h}) for h in _written_out(value, contents)]
+            shown[_SHOWN[key]] = found if isinstance(value, list) or key in names.LISTS else found[0]
         else:
             shown[key] = value
     return shown
+
+
+def _written_out(value: Any, contents: dict[str, Any]) -> list[str]:
+    """The hashes of a list that one hash may stand for: see `spans.content_attributes`."""
+    if not isinstance(value, str):
+        return _hashes(value)
+    parts: list[list[str]] = []
+    following: str | None = value
+    while isinstance(found := contents.get(following or ""), dict) and found.keys() == {"after", "items"}:
+        parts.append(found["items"])
+        following = found["after"]
+    return [item for part in reversed(parts) for item in part] if parts else [value]
 
 
 def read_contents(connection: Connection, hashes: Sequence[str]) -> dict[str, Any]:

@@ -312,7 +312,6 @@ async def test_a_call_cancelled_before_its_answer_is_no_error(api: StubApi, call
     assert span.ended_at is not None
 
 
-@pytest.mark.xfail(reason="each retry of an SDK is a span of its own: nothing groups them yet", strict=True)
 def test_a_call_that_the_sdk_retries_is_one_span(api: StubApi, calls: Calls) -> None:
     @art.trajectory
     def handle() -> Any:

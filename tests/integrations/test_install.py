@@ -1,5 +1,6 @@
 """Hooks wait for their library, and one that fails to be set breaks nothing."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,3 +38,10 @@ def test_a_hook_that_cannot_be_set_does_not_break_the_import(home: Path, library
 def test_it_does_not_matter_what_is_imported_first(first: str) -> None:
     code = f"{first}\nimport art_sdk, httpx\nart_sdk.instrument()\nprint(hasattr(httpx.Client.send, '__wrapped__'))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
+
+
+def test_opentelemetrys_list_of_instrumentations_to_leave_out_is_followed() -> None:
+    code = "import art_sdk, httpx\nart_sdk.instrument()\nprint(hasattr(httpx.Client.send, '__wrapped__'))"
+    environment = os.environ | {"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "urllib3, art"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout == "False\n"

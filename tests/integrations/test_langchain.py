@@ -501,7 +501,7 @@ def test_an_interrupt_is_no_error_and_the_resume_is_captured(model: ChatOpenAI, 
     assert second() == "echo: answer yes"
     store = stored()
     (before,) = store.trajectories(name="first")
-    assert before.status == "finished"
+    assert before.status == "interrupted"
     assert before.spans[1].error is None
     assert before.spans[1].attributes["art.status"] == "interrupted"
     (after,) = store.trajectories(name="second")

@@ -65,3 +65,90 @@ def test_an_error_is_a_failed_span_and_litellms_own_exception(api: StubApi, call
         handle()
     (span,) = calls()
     assert span.error is not None
+
+
+def router(api: StubApi, **more: Any) -> Any:
+    names = {"first": "openai/fails", "second": "openai/m"}
+    deployments = [
+        {"model_name": name, "litellm_params": {"model": model, "api_base": api.openai_url, "api_key": "sk-secret"}}
+        for name, model in names.items()
+    ]
+    return litellm.Router(deployments, **more)
+
+
+def test_a_fallback_of_a_router_is_a_span_after_the_one_that_failed(api: StubApi, calls: Calls) -> None:
+    given = router(api, num_retries=0, fallbacks=[{"first": ["second"]}])
+    ask = [{"role": "user", "content": "flaky fallback"}]
+
+    @art.trajectory
+    def handle() -> Any:
+        return given.completion("first", ask, max_retries=0).choices[0].message.content
+
+    assert handle() == "echo: flaky fallback"
+    failed, answered = calls()
+    assert (failed.name, failed.attributes["error.type"]) == ("chat fails", "500")
+    assert (answered.name, answered.error) == ("chat m", None)
+
+
+async def test_an_async_router_that_retries_keeps_every_attempt(api: StubApi, calls: Calls) -> None:
+    given = router(api, num_retries=1, retry_after=0)
+    ask = [{"role": "user", "content": "flaky router"}]
+
+    @art.trajectory
+    async def handle() -> Any:
+        return (await given.acompletion("second", ask, max_retries=0)).choices[0].message.content
+
+    assert await handle() == "echo: flaky router"
+    failed, answered = calls()
+    assert failed.error is not None
+    assert answered.attributes["gen_ai.output.messages"] == [said("assistant", "echo: flaky router")]
+
+
+def test_attempts_of_the_client_below_are_one_span(api: StubApi, calls: Calls) -> None:
+    ask = [{"role": "user", "content": "flaky litellm"}]
+
+    @art.trajectory
+    def handle() -> Any:
+        answer = litellm.completion("openai/m", ask, api_base=api.openai_url, api_key="sk-secret", max_retries=2)
+        return answer.choices[0].message.content
+
+    assert handle() == "echo: flaky litellm"
+    (span,) = calls()
+    assert span.attributes["art.http.attempts"] == 2
+
+
+async def test_tool_calls_and_usage_of_an_async_stream_are_kept(api: StubApi, calls: Calls) -> None:
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
+
+    @art.trajectory
+    async def handle() -> None:
+        for model in ("openai/m", "hosted_vllm/m", "anthropic/m"):
+            stream = await litellm.acompletion(
+                messages=[{"role": "user", "content": "weather in Rome and Oslo"}],
+                tools=tools,
+                stream=True,
+                stream_options={"include_usage": True},
+                **options(api, model),
+            )
+            async for _ in stream:
+                pass
+
+    await handle()
+    for span in calls():
+        (message,) = span.attributes["gen_ai.output.messages"]
+        assert [part["arguments"] for part in message["parts"]] == [{"city": "Rome"}, {"city": "Oslo"}]
+        assert span.attributes["gen_ai.usage.output_tokens"] == 5
+
+
+def test_no_key_is_stored_with_retries_and_fallbacks(api: StubApi, calls: Calls, home: Any) -> None:
+    given = router(api, num_retries=1, retry_after=0, fallbacks=[{"first": ["second"]}])
+
+    @art.trajectory
+    def handle() -> None:
+        with pytest.raises(litellm.InternalServerError):
+            given.completion("first", [{"role": "user", "content": "fail"}])
+
+    handle()
+    assert len(calls()) >= 2
+    for file in home.rglob("*"):
+        assert file.is_dir() or b"sk-secret" not in file.read_bytes()
