@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from typing import Any
 
@@ -124,10 +124,13 @@ def end(live: LiveTrajectory, result: Any = None) -> None:
     Where that is an answer which the program is still reading, such as a client's stream, the trajectory ends when
     it has been read.
     """
-    if live.streams and not _is_data(result):
-        live.when_read = lambda: _close(live, result)
-    else:
+    if not live.streams or _is_data(result):
         _close(live, result)
+        return
+    described = guarded(plain, result)  # and not the result itself, which would never be let go of unread
+    live.when_read = lambda: _close(live, described)
+    if not live.streams:
+        _close(live, described)
 
 
 def fail(live: LiveTrajectory, error: BaseException) -> None:
@@ -150,8 +153,8 @@ def _close(live: LiveTrajectory, result: Any) -> None:
 
 def _end_root(live: LiveTrajectory) -> None:
     if live.process == os.getpid():
-        for sweep in live.at_end:
-            guarded(sweep)
+        while live.at_end:
+            guarded(live.at_end.pop())
         live.open = False
         guarded(live.root.end)
     live.open = False  # a forked child has a copy: the trajectory is its parent's to end
@@ -159,7 +162,12 @@ def _end_root(live: LiveTrajectory) -> None:
 
 
 def _is_data(value: Any) -> bool:
-    return value is None or isinstance(value, str | bytes | int | float | dict | list | tuple)
+    return (
+        value is None
+        or isinstance(value, str | bytes | int | float | dict | list | tuple)
+        or is_dataclass(value)
+        or hasattr(type(value), "model_fields")  # pydantic
+    )
 
 
 def judge(live: LiveTrajectory, reward: Callable[..., Any], result: Any, args: Any, kwargs: Any) -> None:

@@ -5,10 +5,11 @@ inserts what is new and leaves what is there; only the end of a span overwrites 
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Table, func, select, update
+from sqlalchemy import JSON, Connection, Table, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ..capture import spans as names
@@ -31,10 +32,13 @@ def apply(connection: Connection, records: Iterable[Record], *, journal: str, se
     rewards: list[Reward] = by_kind.get(Reward, [])
     completions: list[Completion] = by_kind.get(Completion, [])
 
+    over = {(end.trajectory_id, end.span_id) for end in ends}  # an end carries all that its start does
     insert_new(connection, t.contents, [{"hash": c.hash, "data": c.data} for c in by_kind.get(Content, ())])
     insert_new(connection, t.groups, [_announced(group, settings) for group in by_kind.get(Group, ())])
     insert_new(connection, t.trajectories, [_trajectory(s, journal) for s in starts if s.parent_id is None])
-    insert_new(connection, t.spans, [_span(start) for start in starts])
+    insert_new(
+        connection, t.spans, [_span(start) for start in starts if (start.trajectory_id, start.span_id) not in over]
+    )
     upsert(connection, t.trajectories, [_trajectory(e, journal) for e in ends if e.parent_id is None], _ENDING)
     upsert(
         connection, t.spans, [_span(end) for end in ends], ("ended_at", "error", "attributes", "response_id", "name")
@@ -80,6 +84,8 @@ def _trajectory(root: SpanStart | SpanEnd, journal: str) -> dict[str, Any]:
         "train": a.pop(names.TRAIN, True),
         "journal": journal,
     }
+    if not isinstance(columns["train"], bool):  # SQLite would take anything
+        raise TypeError(f"{names.TRAIN} must be a bool, got {columns['train']!r}")
     if metadata := a.pop(names.METADATA, None):
         a["metadata"] = msgspec.json.decode(metadata)
     return columns | {"details": {key: value for key, value in a.items() if not key.startswith("gen_ai.")}}
@@ -140,21 +146,36 @@ def _groups_of(connection: Connection, trajectory_ids: set[str]) -> set[str]:
 
 def insert_new(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
     """Insert the rows whose key is not there yet."""
-    if rows:
-        connection.execute(_insert(connection, table).on_conflict_do_nothing(), rows)
+    _write(connection, table, rows, ())
 
 
 def upsert(connection: Connection, table: Table, rows: list[dict[str, Any]], overwrite: Sequence[str]) -> None:
     """Insert the rows; where the key is there, overwrite the columns named."""
-    if rows:
-        statement = _insert(connection, table)
-        statement = statement.on_conflict_do_update(
-            index_elements=list(table.primary_key.columns),
-            set_={name: statement.excluded[name] for name in overwrite},
-        )
-        connection.execute(statement, rows)
+    _write(connection, table, rows, tuple(overwrite))
 
 
-def _insert(connection: Connection, table: Table) -> Any:
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    return dialect.insert(table)
+def _write(connection: Connection, table: Table, rows: list[dict[str, Any]], overwrite: tuple[str, ...]) -> None:
+    """All rows have the same columns. They go straight to the driver: the writer shares the agent's interpreter, and
+    SQLAlchemy's work on each value would be most of its time."""
+    if not rows:
+        return
+    columns = tuple(rows[0])
+    statement = _statement(connection.dialect.name, table, columns, overwrite).compile(
+        dialect=connection.dialect, column_keys=columns
+    )
+    for name in columns:
+        if isinstance(table.c[name].type, JSON):
+            rows = [row | {name: msgspec.json.encode(row[name]).decode()} for row in rows]
+    names = statement.positiontup
+    given: Any = rows if names is None else [tuple(map(row.__getitem__, names)) for row in rows]
+    connection.exec_driver_sql(str(statement), given)
+
+
+@lru_cache(maxsize=64)
+def _statement(dialect: str, table: Table, columns: tuple[str, ...], overwrite: tuple[str, ...]) -> Any:
+    made = (postgresql if dialect == "postgresql" else sqlite).insert(table)
+    if not overwrite:
+        return made.on_conflict_do_nothing()
+    return made.on_conflict_do_update(
+        index_elements=list(table.primary_key.columns), set_={name: made.excluded[name] for name in overwrite}
+    )

@@ -28,7 +28,7 @@ from .queue import refresh_groups
 log = logging.getLogger("art_sdk.store")
 
 _READ_BYTES = 8 << 20
-_GATHER_SECONDS = 0.1
+_GATHER_SECONDS = 0.25
 _ORPHANS_SECONDS = 5.0
 
 
@@ -158,7 +158,8 @@ class Writer:
             with database.read() as connection:
                 query = select(t.journals.c.position).where(t.journals.c.file == path.name)
                 position = connection.execute(query).scalar() or 0
-        while True:
+        end = path.stat().st_size  # what comes meanwhile is the next batch's, or a busy agent would make each one small
+        while position < end:
             with path.open("rb") as file:
                 file.seek(position)
                 data = file.read(_READ_BYTES)
