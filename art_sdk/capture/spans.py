@@ -287,6 +287,13 @@ def content_attributes(live: LiveTrajectory, values: Mapping[str, Any]) -> dict[
     return attributes
 
 
+def tell(span: Span) -> None:
+    """Write what has become known of a span that is still open: a crash then leaves it."""
+    readable: ReadableSpan = span  # type: ignore[assignment]
+    if span.is_recording():
+        journal.append(SpanStart(**_identity(readable), attributes=dict(readable.attributes or {})))
+
+
 def keep(live: LiveTrajectory, value: Any) -> tuple[str, bool]:
     """Keep one value as content: its hash, and whether something in it was masked."""
     content, was_masked = to_content(value)

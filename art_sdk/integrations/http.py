@@ -414,6 +414,7 @@ def _call(api: str, sent: wire.Request, request: Any, at: Place | None) -> _Call
     attributes |= repeats.content_attributes(at.live, content)
     if at.call:
         at.span.set_attributes(attributes)
+        spans.tell(at.span)
         return _Call(api, at.span, at.live, owned=False, alone=False)
     span = spans.start_span(sent.operation, sent.model, attributes, at.span)
     _address(request, at.live, span)

@@ -60,6 +60,8 @@ class _Run:
     task: str | None = None
     thread: str | None = None
     root: bool = False
+    messages: Callable[[], list[Message]] | None = None
+    """What a model was given, for a call that no HTTP request tells it of."""
 
 
 def _counted(callback: Callable[..., None]) -> Callable[..., None]:
@@ -167,6 +169,7 @@ class SpanHandler(BaseCallbackHandler):
         run = self._runs.pop(run_id, None)
         if run is None:
             return
+        guarded(self._set_inputs, run)
         if not _has(run.span, spans.OUTPUT_MESSAGES):
             # No HTTP request was seen: a cache hit or a model of another kind.
             guarded(self._set_outputs, run, response)
@@ -241,6 +244,10 @@ class SpanHandler(BaseCallbackHandler):
 
     # The map of open runs
 
+    def _set_inputs(self, run: _Run) -> None:
+        if run.messages is not None and not _has(run.span, spans.INPUT_MESSAGES):
+            run.span.set_attributes(spans.content_attributes(run.live, {spans.INPUT_MESSAGES: run.messages()}))
+
     def _set_outputs(self, run: _Run, response: "LLMResult") -> None:
         answers = [one for batch in response.generations for one in batch]
         run.span.set_attributes(
@@ -265,15 +272,14 @@ class SpanHandler(BaseCallbackHandler):
         extra: Mapping[str, Any],
         messages: Callable[[], list[Message]],
     ) -> None:
-        given: list[Message] = guarded(messages) or []
-        found = self._place(parent_run_id, f"{operation} {model}".strip(), given)
+        found = self._place(parent_run_id, f"{operation} {model}".strip(), messages)
         if found is None:
             return
         at, root = found
         attributes = {spans.REQUEST_MODEL: model} | wire.parameters((extra.get("invocation_params") or {}).get)
-        attributes |= guarded(spans.content_attributes, at.live, {spans.INPUT_MESSAGES: given}) or {}
+        # The messages are read off the request that the model sends; here only where it has sent none.
         span = spans.start_span(operation, model, attributes, at.span)
-        self._add(run_id, _Run(span, at.live, own=True, root=root))
+        self._add(run_id, _Run(span, at.live, own=True, root=root, messages=messages))
 
     def _place(self, parent_run_id: UUID | None, name: str, inputs: Any) -> tuple[Place, bool] | None:
         """Where a run belongs, and whether it is a trajectory of its own, in zero-code mode."""
@@ -283,7 +289,9 @@ class SpanHandler(BaseCallbackHandler):
         at = spans.innermost(spans.held(), parent) if parent else here()
         if at is not None:
             return at, False
-        live = runs.begin_auto(name, inputs) if parent_run_id is None else None
+        if parent_run_id is not None:
+            return None
+        live = runs.begin_auto(name, guarded(inputs) if callable(inputs) else inputs)
         return (Place(live, live.root), True) if live else None
 
     def _add(self, run_id: UUID, run: _Run) -> None:
@@ -297,6 +305,7 @@ class SpanHandler(BaseCallbackHandler):
         for run_id in [run_id for run_id, run in self._runs.items() if run.live is live]:
             run = self._runs.pop(run_id)
             if run.own:
+                guarded(self._set_inputs, run)
                 run.span.set_attribute(spans.STATUS, "cancelled")
                 run.span.end()
 
@@ -306,6 +315,7 @@ class SpanHandler(BaseCallbackHandler):
             return
         steered = type(error).__name__ in _CONTROL_FLOW
         if run.own:
+            guarded(self._set_inputs, run)
             if type(error).__name__ in _INTERRUPTS:
                 run.span.set_attribute(spans.STATUS, "interrupted")
             elif error is not None and not steered:

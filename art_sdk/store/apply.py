@@ -4,12 +4,12 @@ Invariant: applying any records, in any order, any number of times, ends in the 
 inserts what is new and leaves what is there; only the end of a span overwrites its start.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import JSON, Connection, Table, func, select, update
+from sqlalchemy import JSON, ColumnElement, Connection, Table, Text, cast, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ..capture import spans as names
@@ -36,9 +36,8 @@ def apply(connection: Connection, records: Iterable[Record], *, journal: str, se
     insert_new(connection, t.contents, [{"hash": c.hash, "data": c.data} for c in by_kind.get(Content, ())])
     insert_new(connection, t.groups, [_announced(group, settings) for group in by_kind.get(Group, ())])
     insert_new(connection, t.trajectories, [_trajectory(s, journal) for s in starts if s.parent_id is None])
-    insert_new(
-        connection, t.spans, [_span(start) for start in starts if (start.trajectory_id, start.span_id) not in over]
-    )
+    begun_spans = [_span(start) for start in starts if (start.trajectory_id, start.span_id) not in over]
+    _write(connection, t.spans, begun_spans, ("attributes",), _more_of_an_open_span)
     upsert(connection, t.trajectories, [_trajectory(e, journal) for e in ends if e.parent_id is None], _ENDING)
     upsert(
         connection, t.spans, [_span(end) for end in ends], ("ended_at", "error", "attributes", "response_id", "name")
@@ -154,13 +153,19 @@ def upsert(connection: Connection, table: Table, rows: list[dict[str, Any]], ove
     _write(connection, table, rows, tuple(overwrite))
 
 
-def _write(connection: Connection, table: Table, rows: list[dict[str, Any]], overwrite: tuple[str, ...]) -> None:
+def _write(
+    connection: Connection,
+    table: Table,
+    rows: list[dict[str, Any]],
+    overwrite: tuple[str, ...],
+    when: Callable[[Any], ColumnElement[bool]] | None = None,
+) -> None:
     """All rows have the same columns. They go straight to the driver: the writer shares the agent's interpreter, and
     SQLAlchemy's work on each value would be most of its time."""
     if not rows:
         return
     columns = tuple(rows[0])
-    statement = _statement(connection.dialect.name, table, columns, overwrite).compile(
+    statement = _statement(connection.dialect.name, table, columns, overwrite, when).compile(
         dialect=connection.dialect, column_keys=columns
     )
     for name in columns:
@@ -172,10 +177,18 @@ def _write(connection: Connection, table: Table, rows: list[dict[str, Any]], ove
 
 
 @lru_cache(maxsize=64)
-def _statement(dialect: str, table: Table, columns: tuple[str, ...], overwrite: tuple[str, ...]) -> Any:
+def _statement(dialect: str, table: Table, columns: tuple[str, ...], overwrite: tuple[str, ...], when: Any) -> Any:
     made = (postgresql if dialect == "postgresql" else sqlite).insert(table)
     if not overwrite:
         return made.on_conflict_do_nothing()
     return made.on_conflict_do_update(
-        index_elements=list(table.primary_key.columns), set_={name: made.excluded[name] for name in overwrite}
+        index_elements=list(table.primary_key.columns),
+        set_={name: made.excluded[name] for name in overwrite},
+        where=when(made.excluded) if when else None,
     )
+
+
+def _more_of_an_open_span(told: Any) -> ColumnElement[bool]:
+    """An open span may be told of more than once, each time with more: in whatever order, the most stays."""
+    longer = func.length(cast(told.attributes, Text)) > func.length(cast(t.spans.c.attributes, Text))
+    return t.spans.c.ended_at.is_(None) & longer
