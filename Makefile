@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 
-.PHONY: help setup demo test test-fast lint bench docs clean
+.PHONY: help setup demo test test-fast test-compat lint bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -18,10 +18,14 @@ demo: .venv/ready  ## run the whole loop: an agent learns while it runs (about s
 	@$(BIN)/python -m examples.order_desk.train --seed $(SEED)
 
 test: test-fast  ## run all tests, with the real engine
+	@$(BIN)/python -m pytest -m slow -n auto
 	@$(BIN)/python -m pytest -m engine
 
 test-fast: .venv/ready  ## run the tests that need no engine
-	@$(BIN)/python -m pytest -m "not engine" -n auto
+	@$(BIN)/python -m pytest -m "not engine and not slow" -n auto
+
+test-compat:  ## run capture's tests with the oldest and the newest agent libraries, each in its own environment
+	@$(PYTHON) scripts/compat.py
 
 lint: .venv/ready  ## check style and types
 	@$(BIN)/ruff check .

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 from asyncio import CancelledError
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -119,6 +120,8 @@ class LiveTrajectory:
     """Hashes of the content already written for it."""
     lists: dict[bytes, str] = field(default_factory=dict, repr=False)
     """Long lists of content already written for it: digest of the items, and the hash of the list."""
+    calls: deque[Span] = field(default_factory=lambda: deque(maxlen=256), repr=False)
+    """The last LLM calls that hooks of ours recorded: what another framework's spans tell of them is known."""
     asked: list["ToolRequest"] = field(default_factory=list, repr=False)
     """Tool calls that a model has asked for and that no span has taken up yet."""
     at_end: list[Callable[[], None]] = field(default_factory=list, repr=False)

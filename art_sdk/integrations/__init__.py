@@ -25,6 +25,7 @@ _HOOKS = {
     "multiprocessing.pool": "processes:install_pools",
     "mcp.client.session": "mcp:install_session",
     "mcp.client.client": "mcp:install_client",
+    "opentelemetry.sdk.trace": "otel:watch_providers",
     "langchain_core.tracers.context": "langchain:register",
     "langchain_core.language_models.chat_models": "langchain:wrap_chat_models",
     "langchain_core.language_models.llms": "langchain:wrap_text_models",

@@ -417,6 +417,7 @@ def _call(api: str, sent: wire.Request, request: Any, at: Place | None) -> _Call
         spans.tell(at.span)
         return _Call(api, at.span, at.live, owned=False, alone=False)
     span = spans.start_span(sent.operation, sent.model, attributes, at.span)
+    at.live.calls.append(span)
     _address(request, at.live, span)
     return _Call(api, span, at.live, owned=True, alone=alone)
 
@@ -424,12 +425,16 @@ def _call(api: str, sent: wire.Request, request: Any, at: Place | None) -> _Call
 def _address(request: Any, live: LiveTrajectory, span: Span) -> None:
     if _is_ours(request.url):
         request.headers[spans.TRAJECTORY_HEADER] = f"{live.id}-{spans.span_id(span)}"
+        request.extensions[_ADDRESSED] = True
+
+
+_ADDRESSED = "art_sdk.addressed"
 
 
 def _keep_home(request: Any) -> None:
-    """A redirected request has the headers of the first one."""
-    if spans.TRAJECTORY_HEADER in request.headers and not _is_ours(request.url):
-        del request.headers[spans.TRAJECTORY_HEADER]
+    """A redirected request has the headers and extensions of the first one. What the user wrote there stays."""
+    if _ADDRESSED in request.extensions and not _is_ours(request.url):
+        request.headers.pop(spans.TRAJECTORY_HEADER, None)
 
 
 def _is_ours(url: Any) -> bool:

@@ -279,6 +279,7 @@ class SpanHandler(BaseCallbackHandler):
         attributes = {spans.REQUEST_MODEL: model} | wire.parameters((extra.get("invocation_params") or {}).get)
         # The messages are read off the request that the model sends; here only where it has sent none.
         span = spans.start_span(operation, model, attributes, at.span)
+        at.live.calls.append(span)
         self._add(run_id, _Run(span, at.live, own=True, root=root, messages=messages))
 
     def _place(self, parent_run_id: UUID | None, name: str, inputs: Any) -> tuple[Place, bool] | None:

@@ -200,10 +200,11 @@ async def test_without_content_no_tokens_are_kept(setting: Setting, monkeypatch:
     monkeypatch.setenv("ART_CAPTURE_CONTENT", "0")
     reset()
     try:
-        assert (await setting.client.post("/v1/chat/completions", json=CHAT)).json()["choices"][0]["message"]["content"] == "Hello there!"
+        answer = await setting.client.post("/v1/chat/completions", json=CHAT)
     finally:
         monkeypatch.undo()
         reset()
+    assert answer.json()["choices"][0]["message"]["content"] == "Hello there!"
     (completion,) = setting.completions
     assert (completion.prompt_ids, completion.token_ids, completion.logprobs) == ([], [], [])
     assert completion.policy == "support"

@@ -29,7 +29,7 @@ from art_sdk.training.options import LoraOptions, TrainingOptions
 __all__ = ["home", "template"]  # fixtures
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/*.md"))
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
 EXAMPLES = list(find_examples(*PAGES))
 NEEDS_ENGINE = [example for example in EXAMPLES if example.prefix_settings().get("test") == "skip"]
 RUNNABLE = [example for example in EXAMPLES if example not in NEEDS_ENGINE]
@@ -122,7 +122,7 @@ def check_art(words: list[str]) -> None:
     assert isinstance(group, click.Group | typer.core.TyperGroup)
     command = group.commands[words[0]]
     flags = {option for parameter in command.params for option in parameter.opts}
-    used = [word for word in words[1:] if word.startswith("-")]
+    used = [word for word in words[1 : words.index("--") if "--" in words else None] if word.startswith("-")]
     assert set(used) <= flags, f"{used} of {sorted(flags)}"
 
 

@@ -42,6 +42,7 @@ MODULES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", MODULES)
 def test_the_decorator_may_come_before_the_import(module: str, tmp_path: Path) -> None:
     script = SCRIPT.format(first=f"import {module}")

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, TypedDict
 
-import httpx2
 import openai
 import pytest
 from langchain.agents import create_agent
@@ -37,6 +36,8 @@ from art_sdk.integrations.langchain import _handler
 from art_sdk.store import Store
 from art_sdk.store.reading import Span, Trajectory
 
+from .clients import sdk_http
+
 Captured = Callable[[], Trajectory]
 Stored = Callable[[], Store]
 
@@ -49,7 +50,7 @@ def no_open_runs() -> Any:
 
 @pytest.fixture
 async def options(api: StubApi) -> Any:
-    async with httpx2.AsyncClient() as client:
+    async with sdk_http.AsyncClient() as client:
         yield {"base_url": api.openai_url, "api_key": "sk-secret", "max_retries": 0, "http_async_client": client}
 
 
@@ -499,6 +500,7 @@ def test_a_fault_of_the_handler_is_counted_and_costs_the_agent_nothing(
     assert len([record for record in caplog.records if "on_chat_model_start" in record.message]) == 1
 
 
+@pytest.mark.slow
 def test_memory_stays_flat(home: Any) -> None:
     app = graph(one=lambda s: s, two=lambda s: {"text": Plain().invoke(s["text"]).text}).compile()
 

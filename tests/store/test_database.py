@@ -60,7 +60,7 @@ with art.open_store({database.url!r}) as store:
 
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     (tmp_path / "art.db").write_text("not a database, " * 100)
-    with pytest.raises(art.StoreError, match=r"trajectory store sqlite:///.*art.db.*file is not a database: move the file away"):
+    with pytest.raises(art.StoreError, match=r"sqlite:///.*art.db.*is not a database: move the file away"):
         open_store(f"sqlite:///{tmp_path}/art.db")
     assert (tmp_path / "art.db").read_text().startswith("not a database")
 
