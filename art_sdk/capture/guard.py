@@ -18,7 +18,7 @@ def guarded(hook: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R | N
     try:
         return hook(*args, **kwargs)
     except Exception as error:
-        count_error(getattr(hook, "__qualname__", repr(hook)), error)
+        count_error(getattr(hook, "__qualname__", type(hook).__qualname__), error)
         return None
 
 

@@ -137,8 +137,10 @@ def fail(live: LiveTrajectory, error: BaseException) -> None:
     """End a trajectory whose function raised, or was left, with `error`."""
     if not live.open:
         return
-    live.root.set_attribute(spans.STATUS, live.status or "failed")
-    if live.status is None:
+    # Whoever sees a graph wait may stop listening then; any other error is how the run ended.
+    waits = spans.is_interrupt(error) or (live.status == "interrupted" and spans.is_cancel(error))
+    live.root.set_attribute(spans.STATUS, "interrupted" if waits else "failed")
+    if not waits:
         guarded(spans.fail, live.root, error)
     _end_root(live)
 

@@ -373,6 +373,11 @@ def is_cancel(error: BaseException) -> bool:
     return isinstance(error, CancelledError | GeneratorExit | KeyboardInterrupt)
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """A LangGraph graph stopped to be resumed: nothing went wrong, and nothing has ended."""
+    return type(error).__name__ in ("GraphInterrupt", "NodeInterrupt")
+
+
 def describe(error: BaseException) -> tuple[str, bool]:
     """The error's type and words, as far as they may be kept, and whether some were masked. The queries and passwords
     of URLs never are kept: keys are found there."""
@@ -436,7 +441,7 @@ def _started(place: Place) -> int:
 
 def current_trajectory() -> LiveTrajectory | None:
     """The trajectory that this code runs in, None outside one."""
-    found = place() or held()
+    found = place() or held() or next(filter(None, map(guarded, _locators)), None)
     return found.live if found is not None else None
 
 

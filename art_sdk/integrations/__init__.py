@@ -29,6 +29,7 @@ _HOOKS = {
     "langchain_core.tracers.context": "langchain:register",
     "langchain_core.language_models.chat_models": "langchain:wrap_chat_models",
     "langchain_core.language_models.llms": "langchain:wrap_text_models",
+    "langgraph.pregel._loop": "langchain:wrap_graphs",
 }
 """The module whose import sets a hook, and the file and function here that set it."""
 

@@ -412,7 +412,8 @@ def _call(api: str, sent: wire.Request, request: Any, at: Place | None) -> _Call
     if sent.tools:
         content[spans.TOOL_DEFINITIONS] = sent.tools
     attributes |= repeats.content_attributes(at.live, content)
-    if at.call:
+    answered = spans.OUTPUT_MESSAGES in (getattr(at.span, "attributes", None) or {})
+    if at.call and not answered:  # a model that asks again after an answer makes another call
         at.span.set_attributes(attributes)
         spans.tell(at.span)
         return _Call(api, at.span, at.live, owned=False, alone=False)

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from langchain_core.outputs import LLMResult
 
 # LangGraph steers with exceptions: these ended no run with an error.
-_INTERRUPTS = frozenset({"GraphInterrupt", "NodeInterrupt"})
-_CONTROL_FLOW = _INTERRUPTS | {"GraphBubbleUp", "ParentCommand"}
+_CONTROL_FLOW = frozenset({"GraphBubbleUp", "ParentCommand"})
 _REMEMBERED = 10_000
 """Conversations that wait for their resume; the oldest is forgotten first."""
 
@@ -128,7 +127,7 @@ class SpanHandler(BaseCallbackHandler):
     ) -> None:
         name = extra.get("name") or (serialized or {}).get("name") or "tool"
         arguments = input_str if inputs is None else inputs
-        if (found := self._place(parent_run_id, f"{spans.EXECUTE_TOOL} {name}", arguments)) is not None:
+        if (found := self._place(run_id, parent_run_id, f"{spans.EXECUTE_TOOL} {name}", arguments)) is not None:
             at, root = found
             span = start_tool(at, name, arguments, extra.get("tool_call_id"))
             self._add(run_id, _Run(span, at.live, own=True, root=root))
@@ -145,7 +144,7 @@ class SpanHandler(BaseCallbackHandler):
         **extra: Any,
     ) -> None:
         name = extra.get("name") or ""
-        found = self._place(parent_run_id, name, inputs)
+        found = self._place(run_id, parent_run_id, name, inputs)
         if found is None:
             return
         at, root = found
@@ -219,11 +218,16 @@ class SpanHandler(BaseCallbackHandler):
     @_counted
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         run = self._runs.get(run_id)
-        if run is not None and type(error).__name__ in _INTERRUPTS:
+        if run is not None and spans.is_interrupt(error):
             self._interrupt(run)
         self._close(run_id, error)
 
     # Interrupts
+
+    def graph_interrupted(self, run_id: UUID) -> None:
+        """The graph of this run stopped to be resumed, and will return as if it had ended."""
+        if (run := self._runs.get(run_id)) is not None:
+            self._interrupt(run)
 
     def _interrupt(self, run: _Run) -> None:
         run.live.status = "interrupted"
@@ -272,7 +276,7 @@ class SpanHandler(BaseCallbackHandler):
         extra: Mapping[str, Any],
         messages: Callable[[], list[Message]],
     ) -> None:
-        found = self._place(parent_run_id, f"{operation} {model}".strip(), messages)
+        found = self._place(run_id, parent_run_id, f"{operation} {model}".strip(), messages)
         if found is None:
             return
         at, root = found
@@ -282,30 +286,39 @@ class SpanHandler(BaseCallbackHandler):
         at.live.calls.append(span)
         self._add(run_id, _Run(span, at.live, own=True, root=root, messages=messages))
 
-    def _place(self, parent_run_id: UUID | None, name: str, inputs: Any) -> tuple[Place, bool] | None:
-        """Where a run belongs, and whether it is a trajectory of its own, in zero-code mode."""
+    def _place(self, run_id: UUID, parent_run_id: UUID | None, name: str, inputs: Any) -> tuple[Place, bool] | None:
+        """Where a run belongs, and whether it is a trajectory of its own, in zero-code mode. None: it is not captured.
+
+        A trajectory that was not sampled is known by its runs nevertheless: else what they call would be a
+        trajectory of its own.
+        """
         if not switch.is_on():
             return None
         parent = self.place_of(parent_run_id) if parent_run_id else None
         at = spans.innermost(spans.held(), parent) if parent else here()
         if at is not None:
             return at, False
-        if parent_run_id is not None:
-            return None
-        live = runs.begin_auto(name, guarded(inputs) if callable(inputs) else inputs)
-        return (Place(live, live.root), True) if live else None
+        if parent_run_id is None:
+            if (live := runs.begin_auto(name, guarded(inputs) if callable(inputs) else inputs)) is not None:
+                return Place(live, live.root), True
+            if guarded(_is_auto):
+                lost = spans.lost_root(name)
+                self._runs[run_id] = _Run(lost.root, lost, own=False)
+        elif parent is not None and not parent.live.captured:
+            self._runs[run_id] = _Run(parent.span, parent.live, own=False)
+        return None
 
     def _add(self, run_id: UUID, run: _Run) -> None:
         self._runs[run_id] = run
         if run.live not in self._swept:
             self._swept.add(run.live)
-            run.live.at_end.append(functools.partial(self._sweep, run.live))
+            run.live.at_end.append(lambda: self._sweep(run.live))
 
     def _sweep(self, live: LiveTrajectory) -> None:
         """End what is still open when the trajectory ends: a run that was cancelled gets no callback."""
-        for run_id in [run_id for run_id, run in self._runs.items() if run.live is live]:
-            run = self._runs.pop(run_id)
-            if run.own:
+        # Other threads start and end runs meanwhile, of this trajectory too: a copy, and whoever takes a run ends it.
+        for run_id, run in self._runs.copy().items():
+            if run.live is live and self._runs.pop(run_id, None) is not None and run.own:
                 guarded(self._set_inputs, run)
                 run.span.set_attribute(spans.STATUS, "cancelled")
                 run.span.end()
@@ -314,10 +327,11 @@ class SpanHandler(BaseCallbackHandler):
         run = self._runs.pop(run_id, None)
         if run is None:
             return
-        steered = type(error).__name__ in _CONTROL_FLOW
+        waits = error is not None and spans.is_interrupt(error)
+        steered = waits or type(error).__name__ in _CONTROL_FLOW
         if run.own:
             guarded(self._set_inputs, run)
-            if type(error).__name__ in _INTERRUPTS:
+            if waits:
                 run.span.set_attribute(spans.STATUS, "interrupted")
             elif error is not None and not steered:
                 spans.fail(run.span, error)
@@ -377,11 +391,31 @@ def wrap_text_models(module: Any) -> None:
     _wrap(module, "BaseLLM", "_agenerate_helper", _agenerate)
     _wrap(module, "BaseLLM", "stream", _stream)
     _wrap(module, "BaseLLM", "astream", _astream)
+    for lookup, wrapper in (("get_prompts", _prompts), ("aget_prompts", _aprompts)):
+        if hasattr(module, lookup):
+            wrapt.wrap_function_wrapper(module, lookup, wrapper)
 
 
-def _wrap(module: Any, model: str, method: str, wrapper: Callable[..., Any]) -> None:
-    if hasattr(getattr(module, model), method):
-        wrapt.wrap_function_wrapper(module, f"{model}.{method}", wrapper)
+def wrap_graphs(module: Any) -> None:
+    """Wrap the end of a graph's loop: a breakpoint (`interrupt_before`) stops it outside any node, where no callback
+    tells of it."""
+    _wrap(module, "SyncPregelLoop", "__exit__", _loop_exit)
+    _wrap(module, "AsyncPregelLoop", "__aexit__", _loop_exit)
+
+
+def _loop_exit(wrapped: Callable[..., Any], loop: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    guarded(_note_interrupt, loop, *args)
+    return wrapped(*args, **kwargs)
+
+
+def _note_interrupt(loop: Any, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    if loop.manager is not None and error is not None and spans.is_interrupt(error):
+        _handler.graph_interrupted(loop.manager.run_id)
+
+
+def _wrap(module: Any, owner: str, method: str, wrapper: Callable[..., Any]) -> None:
+    if hasattr(getattr(module, owner, None), method):
+        wrapt.wrap_function_wrapper(module, f"{owner}.{method}", wrapper)
 
 
 def _run_place(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Place | None:
@@ -413,6 +447,36 @@ def _from_cache(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: dict
     if at is not None and at.call:
         at.span.set_attribute(spans.CACHED, True)
     return wrapped(*args, **kwargs)
+
+
+def _prompts(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    found = wrapped(*args, **kwargs)
+    guarded(_texts_from_cache, found[0], *args, **kwargs)
+    return found
+
+
+async def _aprompts(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    found = await wrapped(*args, **kwargs)
+    guarded(_texts_from_cache, found[0], *args, **kwargs)
+    return found
+
+
+def _texts_from_cache(cached: Mapping[int, Any], params: Mapping[str, Any], prompts: Sequence[str], *_: Any) -> None:
+    """A text model's cached answer is no run of LangChain's: here is where it is known."""
+    at = here()
+    if at is None:
+        return
+    model = str(params.get("model") or params.get("model_name") or "")
+    for index, generations in cached.items():
+        content = {
+            spans.INPUT_MESSAGES: [_user(prompts[index])],
+            spans.OUTPUT_MESSAGES: [_output(generation) for generation in generations],
+        }
+        attributes = {spans.REQUEST_MODEL: model, spans.CACHED: True, "art.http": False}
+        attributes |= wire.parameters(params.get) | spans.content_attributes(at.live, content)
+        span = spans.start_span(spans.TEXT_COMPLETION, model, attributes, at.span)
+        at.live.calls.append(span)
+        span.end()
 
 
 def _with_run_id(

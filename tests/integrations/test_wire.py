@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from art_sdk.integrations import wire
@@ -298,6 +298,7 @@ events = st.dictionaries(st.sampled_from(KEYS), anything, max_size=6) | st.build
 )
 
 
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(["/chat/completions", "/completions", "/responses", "/messages"]), st.lists(events, max_size=8))
 def test_an_event_unlike_any_costs_no_more_than_itself(api: str, odd: list[Any]) -> None:
     good: dict[str, list[Any]] = {
