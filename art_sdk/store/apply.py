@@ -17,7 +17,7 @@ from ..capture.records import Completion, Content, Group, Record, Reward, SpanEn
 from ..settings import Settings
 from . import tables as t
 from .queue import join_derived_groups, refresh_groups
-from .reading import chunks, pack
+from .reading import chunks, pack, pack_content
 
 ENDED = ("finished", "failed", "cancelled", "abandoned")
 
@@ -33,7 +33,9 @@ def apply(connection: Connection, records: Iterable[Record], *, journal: str, se
     completions: list[Completion] = by_kind.get(Completion, [])
 
     over = {(end.trajectory_id, end.span_id) for end in ends}  # an end carries all that its start does
-    insert_new(connection, t.contents, [{"hash": c.hash, "data": c.data} for c in by_kind.get(Content, ())])
+    insert_new(
+        connection, t.contents, [{"hash": c.hash, "data": pack_content(c.data)} for c in by_kind.get(Content, ())]
+    )
     insert_new(connection, t.groups, [_announced(group, settings) for group in by_kind.get(Group, ())])
     insert_new(connection, t.trajectories, [_trajectory(s, journal) for s in starts if s.parent_id is None])
     begun_spans = [_span(start) for start in starts if (start.trajectory_id, start.span_id) not in over]

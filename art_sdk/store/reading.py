@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -288,8 +289,21 @@ def read_contents(connection: Connection, hashes: Sequence[str]) -> dict[str, An
     found: dict[str, Any] = {}
     for chunk in chunks(hashes):
         query = select(t.contents).where(t.contents.c.hash.in_(chunk))
-        found |= {row.hash: json.loads(row.data) for row in connection.execute(query)}
+        found |= {row.hash: json.loads(unpack_content(row.data)) for row in connection.execute(query)}
     return found
+
+
+_WORTH_PACKING = 256
+
+
+def pack_content(data: bytes) -> bytes:
+    """JSON as the store keeps it: compressed where that is shorter. No JSON begins with zlib's first byte, an `x`."""
+    packed = zlib.compress(data, 1) if len(data) >= _WORTH_PACKING else data
+    return packed if len(packed) < len(data) else data
+
+
+def unpack_content(data: bytes) -> bytes:
+    return zlib.decompress(data) if data[:1] == b"x" else data
 
 
 def read_completions(
