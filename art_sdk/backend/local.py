@@ -270,6 +270,11 @@ class LocalBackend:
                 )
             time.sleep(0.05)
 
+    @property
+    def failure(self) -> EngineError | None:
+        """Why one of the processes is gone for good; None while all is well."""
+        return self._failure
+
     def versions(self) -> list[Version]:
         """All versions, oldest first."""
         return steps.versions(self.database, self.options.policy)

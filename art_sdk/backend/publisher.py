@@ -75,7 +75,7 @@ class Publisher:
         loaded = await self._engine.loaded()
         self._checked_at = now
         live = [version for version in known if version.status == "live"][-1:]
-        for version in [*self._served.values(), *live]:
+        for version in {version.name: version for version in [*self._served.values(), *live]}.values():
             if version.name not in loaded and version.path is not None:
                 await self._engine.load(version.name, Path(version.path))
             self._served[version.name] = version
@@ -91,7 +91,9 @@ class Publisher:
         assert version.path is not None, "version 0 is never a candidate"
         path = Path(version.path)
         try:
-            await self._engine.load(version.name, path)
+            # It is there already where this process, or the store, was lost before the version was recorded as live.
+            if version.name not in await self._engine.loaded():
+                await self._engine.load(version.name, path)
             result = await probe(self._engine, version.name, self._base_name, path)
         except EngineError as error:
             if not await self._engine.health():

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import EngineError
 from .console import console
 
 
@@ -55,7 +56,13 @@ def up(
             print(f"export {name}={shlex.quote(value)}", flush=True)  # noqa: T201  (rich would wrap long values)
         console.print(f"\nLogs in {backend.options.home / 'logs'}. Ctrl-C ends it all.", highlight=False)
         while True:
-            step = backend.wait_for_step(timeout=float("inf"))
+            try:
+                step = backend.wait_for_step(timeout=float("inf"))
+            except EngineError as error:
+                if backend.failure is not None:
+                    raise
+                console.print(str(error), style="red", markup=False, highlight=False)  # a version: the one before stays
+                continue
             made = f"made {policy}@{step.version}" if step.version else step.note
             reward = step.metrics.get("reward_mean")
             console.print(

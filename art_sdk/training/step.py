@@ -260,11 +260,12 @@ def _check_losses(losses_T: Tensor, batch: MicroBatch) -> None:
 
 
 def _cut(call: Call) -> Call:
-    token_ids = call.token_ids[: _PROBE_TOKENS // 2]
-    room = _PROBE_TOKENS - len(token_ids)
+    """As much of a call as the probe scores: one token less than the call at most, for the engine samples one more."""
+    limit = min(_PROBE_TOKENS, len(call.prompt_ids) + len(call.token_ids) - 1)
+    token_ids = call.token_ids[: max(1, min(_PROBE_TOKENS // 2, limit - 1))]
     return replace(
         call,
-        prompt_ids=call.prompt_ids[-room:],
+        prompt_ids=call.prompt_ids[-max(1, limit - len(token_ids)) :],
         token_ids=token_ids,
         logprobs=call.logprobs[: len(token_ids)],
         temperature=1.0,

@@ -12,7 +12,7 @@ from art_sdk.backend.engine import EngineClient
 from art_sdk.backend.options import BackendOptions
 from art_sdk.backend.publisher import KEPT_VERSIONS, Publisher
 from art_sdk.backend.router import PolicyRouter
-from art_sdk.errors import EngineError
+from art_sdk.errors import EngineError, StoreError
 from art_sdk.store import steps
 from art_sdk.store import tables as t
 from art_sdk.store.database import Database
@@ -38,6 +38,8 @@ class StubEngine:
             case "/v1/load_lora_adapter":
                 if not Path(body["lora_path"]).is_dir():
                     return httpx.Response(404, json={"error": {"message": "No adapter found"}})
+                if body["lora_name"] in self.loaded:
+                    return httpx.Response(400, json={"error": {"message": "has already been loaded"}})
                 self.loaded[body["lora_name"]] = body["lora_path"]
                 return httpx.Response(200, text="ok")
             case "/v1/unload_lora_adapter":
@@ -168,6 +170,29 @@ async def test_a_candidate_waits_while_the_engine_is_away(
         await publisher.reconcile()
     assert statuses(database) == ["live", "candidate"]
     stub.down = False
+    await publisher.reconcile()
+    assert statuses(database) == ["retired", "live"]
+
+
+async def test_a_candidate_that_a_process_before_this_one_had_loaded_goes_live(
+    publisher: Publisher, database: Database, stub: StubEngine, candidate: Callable[[int], Path]
+) -> None:
+    stub.loaded["support@1"] = str(candidate(1))
+    await publisher.reconcile()
+    assert statuses(database) == ["retired", "live"]
+
+
+async def test_a_store_that_is_away_when_a_version_goes_live_costs_it_nothing(
+    publisher: Publisher, database: Database, candidate: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise StoreError("the store is away")
+
+    candidate(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "make_live", away)
+        with pytest.raises(StoreError):
+            await publisher.reconcile()
     await publisher.reconcile()
     assert statuses(database) == ["retired", "live"]
 

@@ -213,3 +213,13 @@ def test_steps_make_rewarded_tokens_likelier(base_model: str, lora: LoraOptions)
         trainer.step([on_policy])
     assert trainer.version == 8
     assert learned[-1] > learned[0] + 1.0
+
+
+@pytest.mark.parametrize(("prompt", "sampled"), [(5, 4), (1, 5), (300, 200), (2, 1), (1, 300)])
+def test_what_is_probed_leaves_the_engine_room_for_the_token_that_it_samples(prompt: int, sampled: int) -> None:
+    ids = tuple(range(sampled))
+    cut = step_module._cut(Call("x", tuple(range(prompt)), ids, tuple(-0.5 for _ in ids), 1.0, 0))
+    assert len(cut.prompt_ids) >= 1
+    assert cut.token_ids == ids[: len(cut.token_ids)] != ()
+    assert len(cut.prompt_ids) + len(cut.token_ids) < prompt + sampled
+    assert len(cut.logprobs) == len(cut.token_ids)
