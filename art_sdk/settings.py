@@ -73,7 +73,14 @@ class Settings(BaseSettings):
         return frozenset(host.strip().lower() for host in self.trace_hosts.split(",") if host.strip())
 
     def resolved_store_url(self) -> str:
-        return self.store_url or f"sqlite:///{self.home.resolve() / 'art.db'}"
+        return absolute(self.store_url) if self.store_url else f"sqlite:///{self.home.resolve() / 'art.db'}"
+
+
+def absolute(store_url: str) -> str:
+    """The URL of the same store for a process in another folder."""
+    scheme, slashes, path = store_url.partition(":///")
+    relative = scheme.partition("+")[0] == "sqlite" and slashes and path and not path.startswith(("/", ":", "file:"))
+    return f"{scheme}:///{Path(path).resolve()}" if relative else store_url
 
 
 def _says(variable: str, *values: str) -> bool:

@@ -92,7 +92,7 @@ class LocalBackend:
             base_model=_model(base_model),
             base_name=Path(base_model).name,
             home=home,
-            store_url=store or configured.store_url or f"sqlite:///{home / 'art.db'}",
+            store_url=settings.absolute(store or configured.store_url or f"sqlite:///{home / 'art.db'}"),
             gateway_port=port or free_port(),
             engine_port=free_port(),
             lora=lora or LoraOptions(),
@@ -154,8 +154,14 @@ class LocalBackend:
 
     def _start(self, stack: contextlib.ExitStack) -> None:
         options = self.options
-        options.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._logs.mkdir(mode=0o700, exist_ok=True)
+        self._failure = None
+        self._stopping.clear()
+        self._children.clear()
+        try:
+            options.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._logs.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"home {options.home} can't be made a folder: {error.strerror}; name another") from error
         stack.enter_context(_only_one(options))
         check_port(options.gateway_port)
         self._api_key = _api_key(options.home)

@@ -18,7 +18,7 @@ ENGINE_KEY = "ART_ENGINE_API_KEY"
 class BackendOptions(BaseModel):
     """One policy on one machine: where things are, and how it is trained and served."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     policy: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name that agents ask for."""

@@ -22,6 +22,9 @@ from .options import ENGINE_KEY, GATEWAY_KEY, BackendOptions
 from .publisher import Publisher
 from .router import PolicyRouter
 
+_GRACE_SECONDS = 3
+"""For calls under way when the gateway ends; then they are broken off, and recorded as aborted."""
+
 
 async def serve(options: BackendOptions, gateway_key: str, engine_key: str) -> None:
     """Serve until the process is told to end."""
@@ -30,7 +33,14 @@ async def serve(options: BackendOptions, gateway_key: str, engine_key: str) -> N
     steps.register_policy(database, options.policy, options.base_model)
     router = PolicyRouter(engine_url, engine_key)
     app = create_app(router=router, policies={options.policy}, record=journal.append, api_key=gateway_key)
-    config = uvicorn.Config(app, host=HOST, port=options.gateway_port, log_level="warning", access_log=False)
+    config = uvicorn.Config(
+        app,
+        host=HOST,
+        port=options.gateway_port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+    )
     async with EngineClient(engine_url, engine_key) as engine:
         server = uvicorn.Server(config)
         publishing = asyncio.create_task(Publisher(options, database, engine, router).run())

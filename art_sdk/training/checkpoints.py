@@ -16,6 +16,7 @@ import random
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, cast
 from uuid import uuid4
 
@@ -95,12 +96,20 @@ def read_state(directory: Path) -> TrainerState:
 def restore(directory: Path, optimizer: torch.optim.Optimizer) -> None:
     """Put a version's optimizer moments and random states back. The adapter is `load_policy`'s to load.
 
+    Raises `TrainingError` for a folder that lacks them or holds them in part.
+
     Learning rate and weight decay stay those of `optimizer`: they may be changed between two runs.
     """
-    saved = torch.load(directory / "optimizer.pt", weights_only=True, map_location="cpu")
-    current = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": saved["state"], "param_groups": current})
-    states = json.loads((directory / "rng.json").read_text())
+    try:
+        saved = torch.load(directory / "optimizer.pt", weights_only=True, map_location="cpu")
+        current = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": saved["state"], "param_groups": current})
+        states = json.loads((directory / "rng.json").read_text())
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError, UnpicklingError) as error:
+        raise TrainingError(
+            f"version {directory} can't be resumed from: expected a whole optimizer.pt and rng.json there, got "
+            f"{type(error).__name__}: {error}. Restore the folder, or start the policy again under another name."
+        ) from error
     torch.set_rng_state(torch.tensor(states["torch"], dtype=torch.uint8))
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -80,12 +81,15 @@ def _lora_config(base_model: str, lora: LoraOptions) -> LoraConfig:
 def _load_adapter(model: PeftModel, lora: LoraOptions, adapter: Path) -> None:
     try:
         config = json.loads((adapter / "adapter_config.json").read_text())
+        trained_with = config["r"], config["lora_alpha"]
         weights = load_file(adapter / "adapter_model.safetensors")
-    except OSError as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise TrainingError(
-            f"adapter {adapter}: expected adapter_config.json and adapter_model.safetensors there: {error}"
+            f"adapter {adapter} can't be read: expected a whole adapter_config.json and "
+            f"adapter_model.safetensors there, got {type(error).__name__}: {error}. Restore the "
+            "folder, or start the policy again under another name."
         ) from error
-    if (config["r"], config["lora_alpha"]) != (lora.rank, lora.lora_alpha):
+    if trained_with != (lora.rank, lora.lora_alpha):
         raise TrainingError(
             f"adapter {adapter} has rank {config['r']} and alpha {config['lora_alpha']}, the options say "
             f"{lora.rank} and {lora.lora_alpha}: use the options that it was trained with."

@@ -13,7 +13,7 @@ LoraRank = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]
 class LoraOptions(BaseModel):
     """The adapter's shape. Dropout is always 0: with dropout the trainer's ratio would never be 1."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     rank: LoraRank = 16
     """Rank of the update matrices: one of those that vLLM can serve."""

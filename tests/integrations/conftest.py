@@ -1,5 +1,6 @@
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import stub_api
@@ -40,3 +41,30 @@ def captured(stored: Callable[[], Store]) -> Callable[[], Trajectory]:
 def calls(captured: Callable[[], Trajectory]) -> Callable[[], list[Span]]:
     """The LLM calls of the one trajectory of the test."""
     return lambda: [span for span in captured().spans if span.operation in ("chat", "text_completion")]
+
+
+# LangChain, for the files that use it
+
+
+@pytest.fixture
+def no_open_runs() -> Iterator[None]:
+    yield
+    from art_sdk.integrations.langchain import _handler
+
+    assert _handler._runs == {}
+
+
+@pytest.fixture
+async def options(api: StubApi) -> AsyncIterator[dict[str, Any]]:
+    from .clients import sdk_http
+
+    # By default langchain-openai shares one async client, and its connections, between event loops.
+    async with sdk_http.AsyncClient() as client:
+        yield {"base_url": api.openai_url, "api_key": "sk-secret", "max_retries": 0, "http_async_client": client}
+
+
+@pytest.fixture
+def model(options: dict[str, Any]) -> Any:
+    from langchain_openai import ChatOpenAI
+
+    return ChatOpenAI(model="m", **options)

@@ -12,21 +12,11 @@ from stub_api import StubApi
 import art_sdk as art
 from art_sdk.store.reading import Span
 
+from .said import said, tool_call, user
+
 Calls = Callable[[], list[Span]]
 
 SEEN = {"type": "reasoning", "content": "let me see"}
-
-
-def user(text: str) -> list[Any]:
-    return [{"role": "user", "content": text}]
-
-
-def said(role: str, content: str) -> dict[str, Any]:
-    return {"role": role, "parts": [{"type": "text", "content": content}]}
-
-
-def tool_call(city: str) -> dict[str, Any]:
-    return {"type": "tool_call", "id": f"call_{city.lower()}", "name": "get_weather", "arguments": {"city": city}}
 
 
 @pytest.fixture

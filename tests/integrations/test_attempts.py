@@ -17,16 +17,10 @@ import art_sdk as art
 from art_sdk.store import Store
 from art_sdk.store.reading import Span, Trajectory
 
+from .said import said, user
+
 Calls = Callable[[], list[Span]]
 Captured = Callable[[], Trajectory]
-
-
-def user(text: str) -> list[Any]:
-    return [{"role": "user", "content": text}]
-
-
-def said(role: str, content: str) -> dict[str, Any]:
-    return {"role": role, "parts": [{"type": "text", "content": content}]}
 
 
 @pytest.fixture

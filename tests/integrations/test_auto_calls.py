@@ -16,15 +16,9 @@ from art_sdk.capture import journal
 from art_sdk.store import Store
 from art_sdk.store.reading import Trajectory
 
+from .said import said, user
+
 Captured = Callable[[], Trajectory]
-
-
-def user(text: str) -> list[Any]:
-    return [{"role": "user", "content": text}]
-
-
-def said(role: str, content: str) -> dict[str, Any]:
-    return {"role": role, "parts": [{"type": "text", "content": content}]}
 
 
 @pytest.fixture(autouse=True)

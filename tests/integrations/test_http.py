@@ -20,6 +20,7 @@ from art_sdk.store import Store
 from art_sdk.store.reading import Span, Trajectory
 
 from .clients import sdk_http
+from .said import said, tool_call, user
 
 Calls = Callable[[], list[Span]]
 Captured = Callable[[], Trajectory]
@@ -32,18 +33,6 @@ WEATHER_TOOL: Any = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
 }
-
-
-def user(text: str) -> list[Any]:
-    return [{"role": "user", "content": text}]
-
-
-def said(role: str, content: str) -> dict[str, Any]:
-    return {"role": role, "parts": [{"type": "text", "content": content}]}
-
-
-def tool_call(city: str) -> dict[str, Any]:
-    return {"type": "tool_call", "id": f"call_{city.lower()}", "name": "get_weather", "arguments": {"city": city}}
 
 
 @pytest.fixture

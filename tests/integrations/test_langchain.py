@@ -23,32 +23,17 @@ from pydantic import BaseModel
 from stub_api import StubApi
 
 import art_sdk as art
-from art_sdk.integrations.langchain import _handler
 from art_sdk.store import Store
 from art_sdk.store.reading import Span, Trajectory
 
 from .clients import sdk_http
+from .said import said
 
 Calls = Callable[[], list[Span]]
 Captured = Callable[[], Trajectory]
 
 
-@pytest.fixture(autouse=True)
-def no_open_runs() -> Any:
-    yield
-    assert _handler._runs == {}
-
-
-@pytest.fixture
-async def options(api: StubApi) -> Any:
-    # By default langchain-openai shares one async client, and its connections, between event loops.
-    async with sdk_http.AsyncClient() as client:
-        yield {"base_url": api.openai_url, "api_key": "sk-secret", "max_retries": 0, "http_async_client": client}
-
-
-@pytest.fixture
-def model(options: Any) -> ChatOpenAI:
-    return ChatOpenAI(model="m", **options)
+pytestmark = pytest.mark.usefixtures("no_open_runs")
 
 
 @tool
@@ -57,10 +42,6 @@ def get_weather(city: str) -> str:
     if city == "Atlantis":
         raise LookupError("no such city")
     return f"sunny in {city}"
-
-
-def said(role: str, content: str) -> dict[str, Any]:
-    return {"role": role, "parts": [{"type": "text", "content": content}]}
 
 
 def outputs(spans: list[Span]) -> list[str]:

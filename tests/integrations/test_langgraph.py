@@ -36,47 +36,17 @@ from art_sdk.integrations.langchain import _handler
 from art_sdk.store import Store
 from art_sdk.store.reading import Span, Trajectory
 
-from .clients import sdk_http
+from .graphs import Text, conversation, graph
 
 Captured = Callable[[], Trajectory]
 Stored = Callable[[], Store]
 
 
-@pytest.fixture(autouse=True)
-def no_open_runs() -> Any:
-    yield
-    assert _handler._runs == {}
-
-
-@pytest.fixture
-async def options(api: StubApi) -> Any:
-    async with sdk_http.AsyncClient() as client:
-        yield {"base_url": api.openai_url, "api_key": "sk-secret", "max_retries": 0, "http_async_client": client}
-
-
-@pytest.fixture
-def model(options: Any) -> ChatOpenAI:
-    return ChatOpenAI(model="m", **options)
-
-
-class Text(TypedDict):
-    text: str
+pytestmark = pytest.mark.usefixtures("no_open_runs")
 
 
 class Chat(TypedDict):
     messages: Annotated[list[Any], add_messages]
-
-
-def graph(**nodes: Any) -> StateGraph[Any]:
-    """A graph of nodes in a row over one text."""
-    made: StateGraph[Any] = StateGraph(Text)
-    before = START
-    for name, node in nodes.items():
-        made.add_node(name, node)
-        made.add_edge(before, name)
-        before = name
-    made.add_edge(before, END)
-    return made
 
 
 def tree(run: Trajectory) -> list[str]:
@@ -104,10 +74,6 @@ def asking() -> Any:
         return {"text": interrupt("sure?")}
 
     return graph(ask=ask).compile(checkpointer=InMemorySaver())
-
-
-def conversation(name: str) -> Any:
-    return {"configurable": {"thread_id": name}}
 
 
 def test_a_graph_that_waits_is_interrupted_and_its_resume_names_it(stored: Stored) -> None:

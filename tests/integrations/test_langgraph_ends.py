@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypedDict
+from typing import Any
 
 import openai
 import pytest
@@ -15,49 +15,22 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import END, START, StateGraph
 from langgraph.types import interrupt
 from stub_api import StubApi
 
 import art_sdk as art
 from art_sdk import settings
 from art_sdk.capture import runs
-from art_sdk.integrations.langchain import _handler
 from art_sdk.store import Store
 from art_sdk.store.reading import Trajectory
+
+from .graphs import Text, conversation, graph
 
 Captured = Callable[[], Trajectory]
 Stored = Callable[[], Store]
 
 
-@pytest.fixture(autouse=True)
-def no_open_runs() -> Any:
-    yield
-    assert _handler._runs == {}
-
-
-@pytest.fixture
-def model(api: StubApi) -> ChatOpenAI:
-    return ChatOpenAI(model="m", base_url=api.openai_url, api_key="x", max_retries=0)  # type: ignore[arg-type]
-
-
-class Text(TypedDict):
-    text: str
-
-
-def graph(**nodes: Any) -> StateGraph[Any]:
-    made: StateGraph[Any] = StateGraph(Text)
-    before = START
-    for name, node in nodes.items():
-        made.add_node(name, node)
-        made.add_edge(before, name)
-        before = name
-    made.add_edge(before, END)
-    return made
-
-
-def conversation(name: str) -> Any:
-    return {"configurable": {"thread_id": name}}
+pytestmark = pytest.mark.usefixtures("no_open_runs")
 
 
 def asking() -> Any:

@@ -10,14 +10,12 @@ from stub_api import StubApi
 import art_sdk as art
 from art_sdk.store.reading import Span
 
+from .said import said
+
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 litellm = pytest.importorskip("litellm")
 
 Calls = Callable[[], list[Span]]
-
-
-def said(role: str, content: str) -> dict[str, Any]:
-    return {"role": role, "parts": [{"type": "text", "content": content}]}
 
 
 def options(api: StubApi, model: str) -> dict[str, Any]:

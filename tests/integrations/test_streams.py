@@ -24,13 +24,10 @@ from art_sdk.store import Store
 from art_sdk.store.reading import Span, Trajectory
 
 from .clients import sdk_http
+from .said import user
 
 Calls = Callable[[], list[Span]]
 Captured = Callable[[], Trajectory]
-
-
-def user(text: str) -> list[Any]:
-    return [{"role": "user", "content": text}]
 
 
 @pytest.fixture

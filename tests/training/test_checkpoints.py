@@ -124,3 +124,18 @@ def test_another_adapter_shape_or_an_empty_folder_cannot_be_resumed(
         Trainer(base_model, LoraOptions(rank=16), OPTIONS, resume=tmp_path / "1")
     with pytest.raises(TrainingError, match="can't be resumed"):
         Trainer(base_model, LoraOptions(), OPTIONS, resume=tmp_path)
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "rng.json"])
+@pytest.mark.parametrize("fault", ["missing", "empty", "cut"])
+def test_a_broken_folder_is_named_and_what_to_do(
+    trainer: Trainer, base_model: str, lora: LoraOptions, tmp_path: Path, file: str, fault: str
+) -> None:
+    trainer.save(tmp_path / "1")
+    broken = tmp_path / "1" / file
+    whole = broken.read_bytes()
+    broken.unlink()
+    if fault != "missing":
+        broken.write_bytes(b"" if fault == "empty" else whole[: len(whole) // 2])
+    with pytest.raises(TrainingError, match=rf"{tmp_path / '1'}.*Restore the folder, or start the policy again"):
+        Trainer(base_model, lora, OPTIONS, resume=tmp_path / "1")
