@@ -430,15 +430,19 @@ async def test_what_a_cancelled_run_left_open_is_ended_as_cancelled(model: ChatO
 
 
 def test_runs_in_threads_that_outlive_the_trajectory_are_swept(model: ChatOpenAI, captured: Captured) -> None:
-    go = threading.Event()
-    app = graph(waits=lambda s: {"text": str(go.wait(10))}).compile()
+    started, go = threading.Event(), threading.Event()
+
+    def waits(state: Text) -> dict[str, str]:
+        started.set()
+        return {"text": str(go.wait(10))}
+
+    app = graph(waits=waits).compile()
 
     @art.trajectory
     def handle() -> threading.Thread:
         thread = threading.Thread(target=app.invoke, args=({"text": ""},))
         thread.start()
-        while not any(run.own for run in _handler._runs.values()):
-            pass
+        assert started.wait(10)
         return thread
 
     thread = handle()
