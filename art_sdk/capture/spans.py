@@ -441,7 +441,10 @@ def _started(place: Place) -> int:
 
 def current_trajectory() -> LiveTrajectory | None:
     """The trajectory that this code runs in, None outside one."""
-    found = place() or held() or next(filter(None, map(guarded, _locators)), None)
+    found = place() or held()
+    if found is None:  # a framework may be in one that is not captured; in one that has ended, it only hasn't noticed
+        told = filter(None, map(guarded, _locators))
+        found = next((at for at in told if not at.live.captured), None)
     return found.live if found is not None else None
 
 

@@ -43,6 +43,8 @@ OPENINFERENCE, OPENLLMETRY, GENAI = (
 )
 FAMILIES = (OPENINFERENCE, OPENLLMETRY, GENAI)
 
+pytestmark = pytest.mark.slow  # a dozen frameworks to import
+
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_open() -> Iterator[None]:
@@ -364,7 +366,6 @@ handle()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_langchains_instrumentations_add_nothing_to_our_own_hook(family: str, api: StubApi, captured: Captured) -> None:
     # In a process of its own: they leave handlers in LangChain that can't be taken out.
