@@ -44,7 +44,7 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[art.LocalBacke
         lora=LoraOptions(rank=8),
         training=TrainingOptions(learning_rate=1e-3),
         groups_per_step=2,
-        batch_wait=2.0,
+        batch_wait=30.0,  # a busy machine finishes the two groups seconds apart
         max_model_len=256,
     ) as running:
         yield running
