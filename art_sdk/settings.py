@@ -4,7 +4,7 @@ Read when first needed and again after `reset()`; nothing here is read at import
 """
 
 import os
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -53,21 +53,24 @@ class Settings(BaseSettings):
     """Hosts beside the gateway that requests tell the trajectory to (`billing.internal,localhost:8080`): services of
     one's own. Their LLM calls then belong to it."""
 
-    @property
+    @cached_property
     def off(self) -> bool:
         """Whether nothing is captured."""
         return _says("OTEL_SDK_DISABLED", "true") if self.disabled is None else self.disabled
 
-    @property
+    @cached_property
     def keeps_content(self) -> bool:
         """Whether the words of messages, arguments and results are kept."""
         if self.capture_content is not None:
             return self.capture_content
         return not _says("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "false", "no_content", "0")
 
+    @cached_property
     def redactions(self) -> frozenset[str]:
+        """The kinds that `redact` names."""
         return frozenset(self.redact.split(",")) - {"none"}
 
+    @cached_property
     def hosts(self) -> frozenset[str]:
         """`trace_hosts`, in lower case: `host` for every port, or `host:port`."""
         return frozenset(host.strip().lower() for host in self.trace_hosts.split(",") if host.strip())

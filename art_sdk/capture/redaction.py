@@ -57,7 +57,7 @@ def _patterns(kinds: frozenset[str]) -> tuple[tuple[str, tuple[str, ...], re.Pat
 
 def redact_text(text: str) -> str:
     """`text` without what looks like a secret: `[key]`, `[card]` … in its place."""
-    for label, markers, pattern in _patterns(get_settings().redactions()):
+    for label, markers, pattern in _patterns(get_settings().redactions):
         if markers and not any(marker in text for marker in markers):
             continue
         text = pattern.sub(_mask_cards if label == "[card]" else label, text)
@@ -66,7 +66,7 @@ def redact_text(text: str) -> str:
 
 def may_hold_secret(data: bytes) -> bool:
     """Whether some text in this JSON could be a secret: cheap, so that clean content costs next to nothing."""
-    kinds = get_settings().redactions()
+    kinds = get_settings().redactions
     return (
         ("keys" in kinds and _may_hold_key(data))
         or ("bearer" in kinds and (b"earer " in data or b"EARER " in data))
@@ -117,7 +117,7 @@ def _is_card(number: str) -> bool:
 
 
 def redact(value: Any) -> Any:
-    """`value` (JSON-like data) with every text in it redacted; the same object where there is nothing to mask."""
+    """`value` (JSON-like data) with every text in it redacted."""
     if isinstance(value, str):
         return redact_text(value)
     if isinstance(value, dict):

@@ -182,7 +182,7 @@ def _tracer() -> "Tracer":
         id_generator=OsRandomIds(),
         span_limits=SpanLimits(no_limit, no_limit, no_limit, no_limit, no_limit, no_limit, no_limit, no_limit),
     )
-    provider._disabled = False  # OTEL_SDK_DISABLED is about the user's telemetry, this is training data
+    provider._disabled = False  # whether to capture is `Settings.off`'s to say, where OTEL_SDK_DISABLED counts too
     provider.add_span_processor(_journal_processor())
     return provider.get_tracer("art_sdk")
 
@@ -197,9 +197,8 @@ def _journal_processor() -> Any:
 
     class JournalProcessor(SpanProcessor):
         def on_start(self, span: Span, parent_context: otel_context.Context | None = None) -> None:
-            readable: ReadableSpan = span  # type: ignore[assignment]
             _open.add(span.get_span_context().span_id)
-            journal.append(SpanStart(**_identity(readable), attributes=dict(readable.attributes or {})))
+            tell(span)
 
         def on_end(self, span: "ReadableSpan") -> None:
             assert span.context is not None
@@ -291,10 +290,10 @@ def content_attributes(live: LiveTrajectory, values: Mapping[str, Any]) -> dict[
 
 
 def tell(span: Span) -> None:
-    """Write what has become known of a span that is still open: a crash then leaves it."""
+    """Write what is known of a span that is still open, when it starts and again later: a crash then leaves it."""
     readable: ReadableSpan = span  # type: ignore[assignment]
     if span.is_recording():
-        journal.append(SpanStart(**_identity(readable), attributes=dict(readable.attributes or {})))
+        journal.append(SpanStart(**_identity(readable), attributes=dict(attributes_of(span))))
 
 
 def keep(live: LiveTrajectory, value: Any) -> tuple[str, bool]:
@@ -401,6 +400,16 @@ def span_id(span: Span) -> str:
     return format_span_id(span.get_span_context().span_id)
 
 
+def attributes_of(span: Any) -> Mapping[str, Any]:
+    """What is on a span; nothing for one that is not recorded."""
+    return getattr(span, "attributes", None) or {}
+
+
+def start_of(span: Any) -> int:
+    """When a span started, in nanoseconds since the epoch. 0 for another process's: it encloses all that is here."""
+    return getattr(span, "start_time", 0) or 0
+
+
 # Where the program is
 
 _locators: list[Callable[[], Place | None]] = []
@@ -432,11 +441,7 @@ def innermost(one: Place | None, other: Place | None) -> Place | None:
         return other if other is not None and other.live.open else None
     if other is None or not other.live.open:
         return one
-    return other if _started(other) > _started(one) else one
-
-
-def _started(place: Place) -> int:
-    return getattr(place.span, "start_time", 0) or 0  # a span of another process enclosed all that is here
+    return other if start_of(other.span) > start_of(one.span) else one
 
 
 def current_trajectory() -> LiveTrajectory | None:
@@ -491,10 +496,9 @@ def carried(carried: Place | None) -> Iterator[None]:
         yield
 
 
-def header() -> str | None:
-    """This place as the value of `TRAJECTORY_HEADER`, for another process. None outside a trajectory."""
-    here = place()
-    return f"{here.live.id}-{span_id(here.span)}" if here is not None else None
+def header(at: Place) -> str:
+    """A place as the value of `TRAJECTORY_HEADER`, for another process."""
+    return f"{at.live.id}-{span_id(at.span)}"
 
 
 @contextmanager
@@ -518,6 +522,7 @@ _HEADER = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})")
 
 
 def remote(header: str) -> LiveTrajectory | None:
+    """The trajectory that a header names. None where nothing is captured; raises `ValueError` for no such header."""
     if get_settings().off:
         return None
     found = _HEADER.fullmatch(header)

@@ -94,7 +94,7 @@ class _ToolCall(AbstractContextManager["_ToolCall"]):
 def start_tool(here: Place, name: str, arguments: Any, call_id: str | None = None) -> Span:
     """Start the span of a tool call at this place. Its id is the one that the model gave it, where it asked for it."""
     attributes = {spans.TOOL_NAME: name}
-    if asked := spans.take_request(here.live, name, plain(arguments), call_id):
+    if asked := spans.take_request(here.live, name, plain(arguments) if here.live.asked else None, call_id):
         attributes[spans.TOOL_CALL_ID] = asked
     attributes |= guarded(spans.content_attributes, here.live, {spans.TOOL_ARGUMENTS: arguments}) or {}
     return spans.start_span(spans.EXECUTE_TOOL, name, attributes, here.span)

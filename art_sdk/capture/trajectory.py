@@ -192,20 +192,25 @@ class _Call:
         finally:
             runs.end(live, result)
 
+    def driven(self, made: Any) -> Any:
+        """What has still to run, as the same kind of thing that runs in the trajectory. None for all else."""
+        if inspect.isgenerator(made):
+            return _like(made, _drive(self, made))
+        if inspect.isasyncgen(made):
+            return _like(made, _drive_async(self, made))
+        if inspect.iscoroutine(made):
+            return _like(made, _drive_coroutine(self, lambda: made))
+        return None
+
     def returned(self, result: Any) -> Any:
         """What the caller gets for `result`: the same, or the same kind of thing where that has still to run."""
         live = self.begin()
-        if inspect.isgenerator(result):
-            return _like(result, _drive(self, result))
-        if inspect.isasyncgen(result):
-            return _like(result, _drive_async(self, result))
-        if inspect.iscoroutine(result):
-            return _like(result, _drive_coroutine(self, lambda: result))
+        if (driven := self.driven(result)) is not None:
+            return driven
         if callable(add_done_callback := getattr(result, "add_done_callback", None)):
             add_done_callback(self._done)
-        elif isinstance(
-            body := getattr(result, "body_iterator", None), AsyncIterable
-        ):  # Starlette's streaming response
+        # Starlette's streaming response
+        elif isinstance(body := getattr(result, "body_iterator", None), AsyncIterable):
             result.body_iterator = _drive_async(self, body if inspect.isasyncgen(body) else _iterate(body))
         else:
             self.finish(live, result)
@@ -328,12 +333,8 @@ class _Decorated(wrapt.FunctionWrapper[..., Any]):
                 return wrapped(*args, **kwargs)
             inputs = {"args": args, "kwargs": kwargs}
         call = _Call(self._self_options, inputs, args, kwargs)
-        if self._self_kind == "generator":
-            made = wrapped(*args, **kwargs)
-            return _like(made, _drive(call, made))
-        if self._self_kind == "async generator":
-            made = wrapped(*args, **kwargs)
-            return _like(made, _drive_async(call, made))
+        if self._self_kind in ("generator", "async generator"):
+            return call.driven(wrapped(*args, **kwargs))
         if self._self_kind == "async":
             return _like(wrapped, _drive_coroutine(call, lambda: wrapped(*args, **kwargs)))
         live = call.begin()

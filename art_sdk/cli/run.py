@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
-from ..settings import get_settings
+from ..settings import absolute, get_settings
 
 
 def run(
@@ -21,8 +21,13 @@ def run(
     program = shutil.which(command[0])
     if program is None:
         raise ConfigError(f"art run: there is no program {command[0]!r}: expected as in `art run -- python agent.py`")
-    given = {"ART_AUTO": "1", "ART_POLICY": policy, "ART_STORE_URL": store}
+    settings = get_settings()
     # Absolute: the program may go elsewhere, and its child processes write to the same place.
-    given["ART_HOME"] = str((home or get_settings().home).resolve())
+    given = {
+        "ART_AUTO": "1",
+        "ART_POLICY": policy,
+        "ART_HOME": str((home or settings.home).resolve()),
+        "ART_STORE_URL": absolute(store or settings.store_url) or None,
+    }
     os.environ.update({name: value for name, value in given.items() if value is not None})
     os.execv(program, command)

@@ -412,7 +412,7 @@ def _call(api: str, sent: wire.Request, request: Any, at: Place | None) -> _Call
     if sent.tools:
         content[spans.TOOL_DEFINITIONS] = sent.tools
     attributes |= repeats.content_attributes(at.live, content)
-    answered = spans.OUTPUT_MESSAGES in (getattr(at.span, "attributes", None) or {})
+    answered = spans.OUTPUT_MESSAGES in spans.attributes_of(at.span)
     if at.call and not answered:  # a model that asks again after an answer makes another call
         at.span.set_attributes(attributes)
         spans.tell(at.span)
@@ -425,7 +425,7 @@ def _call(api: str, sent: wire.Request, request: Any, at: Place | None) -> _Call
 
 def _address(request: Any, live: LiveTrajectory, span: Span) -> None:
     if _is_ours(request.url):
-        request.headers[spans.TRAJECTORY_HEADER] = f"{live.id}-{spans.span_id(span)}"
+        request.headers[spans.TRAJECTORY_HEADER] = spans.header(Place(live, span))
         request.extensions[_ADDRESSED] = True
 
 
@@ -446,7 +446,7 @@ def _is_ours(url: Any) -> bool:
     if not settings.trace_hosts:
         return False
     host, port = url.host.lower(), url.port or {"http": 80, "https": 443}.get(url.scheme)
-    return not settings.hosts().isdisjoint((host, f"{host}:{port}"))
+    return not settings.hosts.isdisjoint((host, f"{host}:{port}"))
 
 
 @lru_cache(maxsize=8)

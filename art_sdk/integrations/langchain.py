@@ -32,7 +32,7 @@ from ..capture.spans import LiveTrajectory, Place
 from ..capture.tools import start_tool
 from ..settings import get_settings
 from . import switch, wire
-from .messages import Message, from_openai, text
+from .messages import Message, from_openai, text, user
 from .switch import here
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class SpanHandler(BaseCallbackHandler):
     ) -> None:
         model = _model_name(serialized, extra)
         self._start_call(
-            run_id, parent_run_id, spans.TEXT_COMPLETION, model, extra, lambda: [_user(prompt) for prompt in prompts]
+            run_id, parent_run_id, spans.TEXT_COMPLETION, model, extra, lambda: [user(prompt) for prompt in prompts]
         )
 
     @_counted
@@ -343,13 +343,13 @@ class SpanHandler(BaseCallbackHandler):
 class _Hook:
     """LangChain only ever calls `get()` on what it takes for a context variable: this one is set in every thread."""
 
-    def __init__(self, handler: BaseCallbackHandler) -> None:
-        self._handler = handler
+    def get(self) -> SpanHandler | None:
+        return _handler if _is_watching() else None
 
-    def get(self) -> BaseCallbackHandler | None:
-        # For every run that LangChain starts anywhere: the cheap questions first.
-        wanted = switch.is_on() and (_handler.busy() or here() is not None or guarded(_is_auto))
-        return self._handler if wanted else None
+
+def _is_watching() -> bool:
+    """Whether runs that start here may be captured. Asked for every run that LangChain starts anywhere."""
+    return switch.is_on() and (_handler.busy() or here() is not None or bool(guarded(_is_auto)))
 
 
 def _is_auto() -> bool:
@@ -362,7 +362,7 @@ _handler = SpanHandler()
 def register(context: Any) -> None:
     """Give the handler to every run. `langchain_core.tracers.context` is imported no later than with the first."""
     spans.add_locator(_current_run)
-    context.register_configure_hook(_Hook(_handler), inheritable=True)
+    context.register_configure_hook(_Hook(), inheritable=True)
 
 
 def _current_run() -> Place | None:
@@ -469,7 +469,7 @@ def _texts_from_cache(cached: Mapping[int, Any], params: Mapping[str, Any], prom
     model = str(params.get("model") or params.get("model_name") or "")
     for index, generations in cached.items():
         content = {
-            spans.INPUT_MESSAGES: [_user(prompts[index])],
+            spans.INPUT_MESSAGES: [user(prompts[index])],
             spans.OUTPUT_MESSAGES: [_output(generation) for generation in generations],
         }
         attributes = {spans.REQUEST_MODEL: model, spans.CACHED: True, "art.http": False}
@@ -490,7 +490,7 @@ def _with_run_id(
 
 
 def _stream(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Any]:
-    chosen = guarded(_with_run_id, *args, **kwargs) if _Hook(_handler).get() else None
+    chosen = guarded(_with_run_id, *args, **kwargs) if _is_watching() else None
     if chosen is None:
         return wrapped(*args, **kwargs)  # type: ignore[no-any-return]
     run_id, args, kwargs = chosen
@@ -510,7 +510,7 @@ def _drive(chunks: Iterator[Any], run_id: UUID) -> Iterator[Any]:
 
 
 def _astream(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: dict[str, Any]) -> AsyncIterator[Any]:
-    chosen = guarded(_with_run_id, *args, **kwargs) if _Hook(_handler).get() else None
+    chosen = guarded(_with_run_id, *args, **kwargs) if _is_watching() else None
     if chosen is None:
         return wrapped(*args, **kwargs)  # type: ignore[no-any-return]
     run_id, args, kwargs = chosen
@@ -548,10 +548,6 @@ def _messages(messages: "Sequence[BaseMessage]") -> list[Message]:
     return [from_openai(message) for message in convert_to_openai_messages(list(messages))]
 
 
-def _user(prompt: str) -> Message:
-    return {"role": "user", "parts": [text(prompt)]}
-
-
 def _output(generation: Any) -> Message:
     from langchain_core.messages import AIMessage
     from langchain_core.outputs import ChatGeneration
@@ -577,4 +573,4 @@ def _answer_attributes(message: Any) -> dict[str, Any]:
 
 
 def _has(span: Span, attribute: str) -> bool:
-    return attribute in (getattr(span, "attributes", None) or {})
+    return attribute in spans.attributes_of(span)

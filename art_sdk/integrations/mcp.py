@@ -57,7 +57,7 @@ def _begin(name: str, arguments: Any = None, *_: Any, **__: Any) -> tuple[LiveTr
 
 
 def _is_call_of(span: Span, name: str) -> bool:
-    attributes = getattr(span, "attributes", None) or {}
+    attributes = spans.attributes_of(span)
     return attributes.get(spans.OPERATION) == spans.EXECUTE_TOOL and attributes.get(spans.TOOL_NAME) == name
 
 

@@ -21,6 +21,11 @@ def text(content: str) -> Part:
     return {"type": "text", "content": content}
 
 
+def user(words: str) -> Message:
+    """A prompt or an input that is just words."""
+    return {"role": "user", "parts": [text(words)]}
+
+
 def from_openai(message: Mapping[str, Any]) -> Message:
     """A message of `/chat/completions`, of a request or of an answer."""
     role = message.get("role", "assistant")
@@ -39,11 +44,6 @@ def from_openai(message: Mapping[str, Any]) -> Message:
         function = call.get("function") or call.get("custom") or {}
         parts.append(_tool_call(call.get("id"), function.get("name"), function.get("arguments", function.get("input"))))
     return {"role": role, "parts": parts}
-
-
-def from_responses_input(words: str) -> Message:
-    """The input of a request to `/responses` where it is just words."""
-    return {"role": "user", "parts": [text(words)]}
 
 
 def from_responses_instructions(instructions: Any) -> Message:

@@ -25,7 +25,7 @@ from opentelemetry.trace import Span, SpanContext, StatusCode, get_current_span
 
 from ..capture import runs, spans
 from ..capture.guard import guarded
-from ..capture.spans import LiveTrajectory, Place
+from ..capture.spans import LiveTrajectory, Place, attributes_of, start_of
 from ..settings import get_settings
 from . import dialects, switch
 from .dialects import Reading
@@ -140,7 +140,7 @@ class ForeignSpans(SpanProcessor):
             return at.span
         for other in reversed(self._open.copy().values()):
             own = other.own
-            if own is None or other.place.live is not at.live or _start_of(own) < _started(at):
+            if own is None or other.place.live is not at.live or start_of(own) < start_of(at.span):
                 continue
             if _is_of(own, reading) and _scope(span) not in self._told[own]:
                 return own
@@ -151,7 +151,7 @@ class ForeignSpans(SpanProcessor):
         if parent is None or not parent.place.live.open:
             return at
         # A framework may name a parent that isn't the current span. What of ours began inside it is nearer.
-        if at is None or at is self.here() or _started(at) <= _started(parent.place):
+        if at is None or at is self.here() or start_of(at.span) <= start_of(parent.place.span):
             return parent.place
         return at
 
@@ -201,10 +201,10 @@ class ForeignSpans(SpanProcessor):
     def _known(self, foreign: _Foreign, span: ReadableSpan, live: LiveTrajectory, reading: Reading) -> Span | None:
         """The span of ours that is this call already. Where neither a span inside it nor a response id says so, it is
         one that began inside it; of several the first, so that of calls side by side each finds one."""
-        if foreign.call is not None and not _differ(_models(_attributes(foreign.call)), _models(reading.attributes)):
+        if foreign.call is not None and not _differ(_models(attributes_of(foreign.call)), _models(reading.attributes)):
             return foreign.call
         with self._telling:
-            for call in sorted(live.calls.copy(), key=_start_of):
+            for call in sorted(live.calls.copy(), key=start_of):
                 told = self._told.setdefault(call, set())
                 if _scope(span) not in told and _is_same(call, span, reading):
                     told.add(_scope(span))
@@ -272,15 +272,11 @@ def _take_request(own: Span, live: LiveTrajectory, reading: Reading) -> None:
 
 
 def _is_same(call: Span, span: ReadableSpan, reading: Reading) -> bool:
-    ours, theirs = _attributes(call), reading.attributes
+    ours, theirs = attributes_of(call), reading.attributes
     if ours.get(spans.RESPONSE_ID) and theirs.get(spans.RESPONSE_ID):
         return bool(ours[spans.RESPONSE_ID] == theirs[spans.RESPONSE_ID])
-    began_inside = _start_of(span) <= _start_of(call) <= (span.end_time or _start_of(call))
+    began_inside = start_of(span) <= start_of(call) <= (span.end_time or start_of(call))
     return began_inside and not _differ(_models(ours), _models(theirs))
-
-
-def _attributes(span: Span) -> Mapping[str, Any]:
-    return getattr(span, "attributes", None) or {}
 
 
 def _models(attributes: Mapping[str, Any]) -> set[str]:
@@ -314,14 +310,6 @@ def _scope(span: ReadableSpan) -> str:
 
 def _key(context: SpanContext | None) -> _Key:
     return (context.trace_id, context.span_id) if context else (0, 0)
-
-
-def _start_of(span: Any) -> int:
-    return getattr(span, "start_time", 0) or 0
-
-
-def _started(place: Place) -> int:
-    return _start_of(place.span)
 
 
 _processor = ForeignSpans()

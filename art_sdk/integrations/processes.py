@@ -58,7 +58,7 @@ def mark() -> Mark | None:
     at = threads.portable()
     if at is None or (at.live.captured and not at.live.open):
         return None
-    header = f"{at.live.id}-{spans.span_id(at.span)}" if at.live.open else None
+    header = spans.header(at) if at.live.open else None
     return Mark(header, redaction.has_mask())
 
 

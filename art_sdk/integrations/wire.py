@@ -20,10 +20,10 @@ from .messages import (
     anthropic_system,
     from_anthropic,
     from_openai,
-    from_responses_input,
     from_responses_instructions,
     from_responses_item,
     text,
+    user,
 )
 
 Json = Mapping[str, Any]
@@ -155,7 +155,7 @@ def _sent(api: str, body: _Body) -> list[Item]:
         case "/responses":
             first = [] if _is_empty(body.instructions) else [Item(body.instructions, from_responses_instructions)]
             if isinstance(body.input, str):
-                return [*first, Item(msgspec.json.encode(body.input), from_responses_input)] if body.input else first
+                return [*first, Item(msgspec.json.encode(body.input), user)] if body.input else first
             return first + [Item(item, from_responses_item) for item in body.input]
         case _:
             first = [] if _is_empty(body.system) else [Item(body.system, anthropic_system)]
@@ -186,7 +186,7 @@ def _as_it_came(value: Any) -> Any:
 
 
 def _from_prompt(prompt: Any) -> Message:
-    return {"role": "user", "parts": [text(prompt if isinstance(prompt, str) else json.dumps(prompt))]}
+    return user(prompt if isinstance(prompt, str) else json.dumps(prompt))
 
 
 def read_answer(api: str, body: Json) -> Answer:

@@ -1,7 +1,8 @@
 """Journal records become rows.
 
 Invariant: applying any records, in any order, any number of times, ends in the same rows. Each kind
-inserts what is new and leaves what is there; only the end of a span overwrites its start.
+inserts what is new and leaves what is there; only the end of a span overwrites its start, and a longer start a
+shorter one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -9,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import JSON, ColumnElement, Connection, Table, Text, cast, func, select, update
+from sqlalchemy import JSON, ColumnElement, Connection, Dialect, Table, Text, cast, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ..capture import spans as names
@@ -18,8 +19,6 @@ from ..settings import Settings
 from . import tables as t
 from .queue import join_derived_groups, refresh_groups
 from .reading import chunks, pack, pack_content
-
-ENDED = ("finished", "failed", "cancelled", "abandoned")
 
 
 def apply(connection: Connection, records: Iterable[Record], *, journal: str, settings: Settings, now: int) -> None:
@@ -167,27 +166,30 @@ def _write(
     if not rows:
         return
     columns = tuple(rows[0])
-    statement = _statement(connection.dialect.name, table, columns, overwrite, when).compile(
-        dialect=connection.dialect, column_keys=columns
-    )
+    sql, names = _compiled(connection.dialect, table, columns, overwrite, when)
     for name in columns:
         if isinstance(table.c[name].type, JSON):
             rows = [row | {name: msgspec.json.encode(row[name]).decode()} for row in rows]
-    names = statement.positiontup
     given: Any = rows if names is None else [tuple(map(row.__getitem__, names)) for row in rows]
-    connection.exec_driver_sql(str(statement), given)
+    connection.exec_driver_sql(sql, given)
 
 
 @lru_cache(maxsize=64)
-def _statement(dialect: str, table: Table, columns: tuple[str, ...], overwrite: tuple[str, ...], when: Any) -> Any:
-    made = (postgresql if dialect == "postgresql" else sqlite).insert(table)
-    if not overwrite:
-        return made.on_conflict_do_nothing()
-    return made.on_conflict_do_update(
-        index_elements=list(table.primary_key.columns),
-        set_={name: made.excluded[name] for name in overwrite},
-        where=when(made.excluded) if when else None,
-    )
+def _compiled(
+    dialect: Dialect, table: Table, columns: tuple[str, ...], overwrite: tuple[str, ...], when: Any
+) -> tuple[str, list[str] | None]:
+    """The statement in the driver's SQL, and the order of its parameters, where it takes them by position."""
+    made = (postgresql if dialect.name == "postgresql" else sqlite).insert(table)
+    if overwrite:
+        statement = made.on_conflict_do_update(
+            index_elements=list(table.primary_key.columns),
+            set_={name: made.excluded[name] for name in overwrite},
+            where=when(made.excluded) if when else None,
+        )
+    else:
+        statement = made.on_conflict_do_nothing()
+    compiled: Any = statement.compile(dialect=dialect, column_keys=columns)
+    return str(compiled), compiled.positiontup
 
 
 def _more_of_an_open_span(told: Any) -> ColumnElement[bool]:

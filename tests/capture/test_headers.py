@@ -69,7 +69,7 @@ def message() -> Message:
 def test_the_trajectory_is_found_in_the_headers_of_every_framework(headers: Any) -> None:
     with join_trajectory(headers):
         assert current() == SENT[:32]
-        assert spans.header() == SENT
+        assert spans.header(spans.place()) == SENT
     assert current() == "none"
 
 
@@ -104,7 +104,7 @@ def test_an_llm_call_of_the_service_is_a_span_of_the_callers_trajectory(stored: 
 
     with stub_api.serve() as api:
         with art.trajectory_scope("caller") as caller:
-            sent = spans.header()
+            sent = spans.header(spans.place())
         with join_trajectory({NAME: sent}):
             body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
             httpx.post(f"{api.openai_url}/chat/completions", json=body)

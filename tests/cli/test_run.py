@@ -66,6 +66,16 @@ def test_a_program_runs_as_ever_and_each_agent_run_in_it_is_a_trajectory(
     check(stored(), "desk")
 
 
+def test_the_program_may_go_elsewhere_and_writes_to_the_same_store(
+    agent: Path, home: Path, stored: Callable[[], Store]
+) -> None:
+    agent.write_text("import os\nos.chdir('/')\n" + AGENT)
+    command = [sys.executable, "-c", "from art_sdk.cli import main; main()", "run", "--home", home.name]
+    done = run([*command, "--store", f"sqlite:///{home.name}/art.db", "--", sys.executable, str(agent), "a", "b"], home)
+    assert done.returncode == 3, done.stderr
+    check(stored(), None)
+
+
 def test_the_variable_alone_does_it(agent: Path, home: Path, stored: Callable[[], Store]) -> None:
     done = run([sys.executable, str(agent), "a", "b"], home, ART_AUTO="1")
     assert (done.returncode, done.stdout) == (3, "fine\nfine\n"), done.stderr

@@ -7,6 +7,7 @@ pydantic-ai 0.1.30.
 from typing import TYPE_CHECKING, Any
 
 from ...capture import spans
+from .. import wire
 from ..messages import Message, from_openai, text
 from .reading import Attributes, Reading, arguments_of, decoded
 
@@ -14,10 +15,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
 KIND = "openinference.span.kind"
-_PARAMETERS = (
-    *("temperature", "top_p", "top_k", "max_tokens", "seed", "stream"),
-    *("frequency_penalty", "presence_penalty"),
-)
 _OPERATIONS = {"LLM": spans.CHAT, "TOOL": spans.EXECUTE_TOOL, "AGENT": spans.INVOKE_AGENT}
 
 
@@ -61,7 +58,7 @@ def _call(span: "ReadableSpan", a: Attributes, operation: str) -> Reading:
     model = a.get("llm.model_name") or asked.get("model")
     answer = decoded(a.get("output.value"))
     finish = a.get("llm.finish_reason")
-    attributes = {f"gen_ai.request.{key}": asked[key] for key in _PARAMETERS if key in asked} | {
+    attributes = wire.parameters(asked.get) | {
         spans.REQUEST_MODEL: model,
         spans.PROVIDER: a.get("llm.provider") or a.get("llm.system"),
         spans.RESPONSE_ID: answer.get("id") if isinstance(answer, dict) else None,
