@@ -100,6 +100,7 @@ raise SystemExit(3)
     assert outputs(home) == [1]
 
 
+@pytest.mark.slow
 def test_a_program_whose_store_is_away_ends_in_good_time_and_keeps_its_journal(home: Path) -> None:
     code = """
 import art_sdk as art
@@ -140,6 +141,7 @@ def test_init_raises_where_the_store_cannot_be_opened(home: Path, monkeypatch: p
         art.init(store="mysql://host/db")
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_ends_by_itself_leaves_its_parents_store_alone(home: Path) -> None:
     code = """
 import gc, os

@@ -135,6 +135,7 @@ def test_an_engine_that_dies_is_explained_by_the_end_of_its_own_log(tmp_path: Pa
     assert not engine.alive()
 
 
+@pytest.mark.slow
 def test_an_engine_that_never_answers_is_stopped_and_explained(tmp_path: Path) -> None:
     python = fake_interpreter(tmp_path, "import time\nprint('loading', flush=True)\ntime.sleep(60)")
     engine = Engine(options(python=python), log=tmp_path / "engine.log")

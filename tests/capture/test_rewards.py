@@ -154,6 +154,7 @@ def test_a_reward_may_belong_to_a_span(stored: Stored) -> None:
     assert run.reward == 0.5
 
 
+@pytest.mark.slow
 def test_a_reward_comes_later_from_another_process(stored: Stored, home: Path) -> None:
     rewarded(1.0)
     identity = only(stored()).id

@@ -14,6 +14,8 @@ from art_sdk.store import Store
 
 __all__ = ["stored"]
 
+pytestmark = pytest.mark.slow  # whole programs
+
 AGENT = """
 import sys
 from typing import TypedDict

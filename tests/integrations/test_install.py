@@ -25,6 +25,7 @@ print("still here")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("library", "file"), [("httpx", "http"), ("langchain_core.tracers.context", "langchain")])
 def test_a_hook_that_cannot_be_set_does_not_break_the_import(home: Path, library: str, file: str) -> None:
     done = subprocess.run(

@@ -161,6 +161,7 @@ async def test_each_call_that_a_model_makes_is_a_span(api: StubApi, captured: Ca
 # Many at once
 
 
+@pytest.mark.slow
 def test_trajectories_that_end_while_others_run_are_swept(stored: Stored) -> None:
     fake = FakeListChatModel(responses=["x"])
     app = graph(one=lambda s: s, two=lambda s: {"text": fake.invoke("q").text}).compile()

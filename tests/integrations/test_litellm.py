@@ -138,6 +138,7 @@ async def test_tool_calls_and_usage_of_an_async_stream_are_kept(api: StubApi, ca
         assert span.attributes["gen_ai.usage.output_tokens"] == 5
 
 
+@pytest.mark.slow
 def test_no_key_is_stored_with_retries_and_fallbacks(api: StubApi, calls: Calls, home: Any) -> None:
     given = router(api, num_retries=1, retry_after=0, fallbacks=[{"first": ["second"]}])
 

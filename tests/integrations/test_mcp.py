@@ -157,6 +157,7 @@ async def test_a_tool_that_calls_another_through_mcp_is_its_parent(tools: Callab
     assert (outer.name, inner.name, inner.parent_id) == ("execute_tool welcome", "execute_tool greet", outer.span_id)
 
 
+@pytest.mark.slow
 async def test_a_server_in_another_process_is_called_the_same(tools: Callable[[], list[Span]]) -> None:
     there = StdioServerParameters(command=sys.executable, args=[__file__])
     async with stdio_client(there) as streams, ClientSession(*streams) as session:

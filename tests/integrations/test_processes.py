@@ -23,7 +23,11 @@ from art_sdk.store import Store, open_store
 from art_sdk.store.reading import Span, Trajectory
 
 METHODS = ["fork", "spawn", "forkserver"]
-pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")]
+pytestmark = [
+    pytest.mark.slow,  # processes that start Python anew
+    pytest.mark.usefixtures("home"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork"),
+]
 
 
 def current(_: Any = None) -> str | None:

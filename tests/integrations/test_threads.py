@@ -169,6 +169,7 @@ def test_a_worker_does_not_keep_a_trajectory_alive(kind: str) -> None:
         gc.enable()
 
 
+@pytest.mark.slow
 def test_many_trajectories_in_one_pool_at_once_do_not_mix(api: StubApi, stored: Callable[[], Store]) -> None:
     with ThreadPoolExecutor(8) as pool, ThreadPoolExecutor(8) as runners:
 

@@ -299,6 +299,7 @@ def test_threads_never_claim_the_same_group(database: Database, write: Write) ->
     assert sorted(taken) == [identity(100 + number) for number in range(1, 31)]
 
 
+@pytest.mark.slow
 def test_processes_never_claim_the_same_group(database: Database, write: Write) -> None:
     now = time.time_ns()
     for number in range(1, 31):

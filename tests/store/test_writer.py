@@ -140,6 +140,7 @@ def test_files_of_others_in_the_folder_are_left_alone(stored: Stored, home: Path
     assert (home / "journal" / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_store_that_is_locked_for_two_seconds_loses_nothing(stored: Stored, home: Path) -> None:
     @art.trajectory
     def handle(n: int) -> None: ...
@@ -262,6 +263,7 @@ print(json.dumps(art.flush(30)))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_write_at_once_and_nothing_is_lost(home: Path) -> None:
     (home / "art.db").unlink()  # they race for the migration too
     workers = [

@@ -25,6 +25,7 @@ def trainer(base_model: str, lora: LoraOptions, groups: list[ClaimedGroup]) -> T
     return trainer
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_to_the_same_bits(
     trainer: Trainer, base_model: str, lora: LoraOptions, groups: list[ClaimedGroup], tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def test_another_adapter_shape_or_an_empty_folder_cannot_be_resumed(
         Trainer(base_model, LoraOptions(), OPTIONS, resume=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "rng.json"])
 @pytest.mark.parametrize("fault", ["missing", "empty", "cut"])
 def test_a_broken_folder_is_named_and_what_to_do(

@@ -75,6 +75,7 @@ def _walked(batch: MicroBatch, position: int) -> tuple[int, ...]:
     return tuple(batch.input_ids_BL[0, seen].tolist())
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(calls=_calls, budget=st.integers(1, 40))
 def test_walking_from_a_root_to_a_leaf_gives_what_the_engine_saw(calls: list[Call], budget: int) -> None:
@@ -91,6 +92,7 @@ def test_walking_from_a_root_to_a_leaf_gives_what_the_engine_saw(calls: list[Cal
     assert sorted(map(repr, trained)) == sorted(map(repr, calls))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(calls=_calls, budget=st.integers(1, 40))
 def test_a_row_computes_every_prefix_once_and_stays_within_the_budget(calls: list[Call], budget: int) -> None:
@@ -193,6 +195,7 @@ def _assert_same_step(got: tuple[Trainer, dict[str, float]], expected: tuple[Tra
             assert float((weight.grad - reference).norm() / reference.norm()) < 1e-4, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_loss_and_every_gradient_equal_those_of_one_row_per_call(architecture: str, tmp_path: Path) -> None:
     base_model = _saved(ARCHITECTURES[architecture], tmp_path)
@@ -203,6 +206,7 @@ def test_loss_and_every_gradient_equal_those_of_one_row_per_call(architecture: s
         _assert_same_step(forest, _stepped(base_model, groups, layout="padded", micro_batch_tokens=1))
 
 
+@pytest.mark.slow
 def test_the_order_of_groups_and_calls_and_the_budget_change_nothing(base_model: str) -> None:
     groups = _random_groups(5)
     expected = _stepped(base_model, groups)

@@ -59,6 +59,7 @@ def test_the_ratio_is_one_when_the_sampler_is_the_trainer(
     assert metrics["clip_fraction"] == 0
 
 
+@pytest.mark.slow
 def test_loss_and_gradients_equal_those_of_whole_logits_call_by_call(
     base_model: str, lora: LoraOptions, groups: list[ClaimedGroup]
 ) -> None:
@@ -89,6 +90,7 @@ def test_loss_and_gradients_equal_those_of_whole_logits_call_by_call(
         torch.testing.assert_close(got[name], expected[name], rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_size_of_padded_batches_changes_nothing(
     base_model: str, lora: LoraOptions, groups: list[ClaimedGroup]
 ) -> None:
