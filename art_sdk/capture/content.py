@@ -25,13 +25,14 @@ from . import redaction
 from .records import Content
 
 MAX_DEPTH = 32
+_encode = msgspec.json.Encoder().encode
 _WRITTEN_OUT = date | time | timedelta | UUID | PurePath | Decimal | Fraction
 
 
-def to_content(value: Any) -> tuple[Content, bool]:
+def to_content(value: Any, *, is_plain: bool = False) -> tuple[Content, bool]:
     """`value` as a content record (its JSON bytes under their BLAKE2b, 16 bytes, hex), and whether something in it
-    was masked."""
-    data, was_masked = _kept(plain(value))
+    was masked. `is_plain`: it is what `plain` gave."""
+    data, was_masked = _kept(value if is_plain else plain(value))
     return Content(hash=hashlib.blake2b(data, digest_size=16).hexdigest(), data=data), was_masked
 
 
@@ -44,8 +45,8 @@ def kept_text(text: str) -> tuple[str, bool]:
 
 def _kept(value: Any) -> tuple[bytes, bool]:
     settings = get_settings()
-    data = given = msgspec.json.encode(value)
-    if redaction.has_mask():
+    data = given = _encode(value)
+    if redaction.get_mask() is not None:
         data = msgspec.json.encode(plain(redaction.masked(value)))
     if redaction.may_hold_secret(data):
         data = msgspec.json.encode(redaction.redact(msgspec.json.decode(data)))

@@ -19,7 +19,6 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -79,11 +78,14 @@ class Journal:
         self._segment, self._fd, self.path, self.size = segment, fd, path, 0
 
     def append(self, *records: Record) -> bool:
-        """Write the records in one `os.write`. Never raises for what the disk does; False once it is closed."""
-        data = b"".join(map(frame, records))
+        """Write what is held and the records in one `os.write`. Never raises for what the disk does; False once it is
+        closed."""
+        frames = [frame(record) for record in records]
         with self._lock:
             if self._fd == -1:
                 return False
+            frames = [*_let_go(), *frames]  # under the lock: what others let go of is written when this returns
+            data = b"".join(frames)
             try:
                 if self.size and self.size + len(data) > self._segment_bytes:
                     self._rotate()
@@ -94,7 +96,7 @@ class Journal:
             except OSError as error:
                 if not self.dropped:
                     log.error("journal %s: %s; records are being dropped, see art doctor", self.path, error)
-                self.dropped += len(records)
+                self.dropped += len(frames)
         self.on_append()
         return True
 
@@ -189,26 +191,32 @@ def current() -> Journal | None:
     return _current
 
 
-_held: deque[Record] = deque()
+_held: deque[bytes] = deque()
 
 
-def hold(*records: Record) -> None:
-    """Write these with the next record of this process, in one write: content that only that record refers to."""
-    _held.extend(records)
+def hold(record: Record) -> None:
+    """Write this along with the next record of this process, in one write; at the latest, when the writer looks next.
+    For content that only that record refers to, and for spans that are no calls."""
+    _held.append(frame(record))
+    if _current is not None:
+        _current.on_append()
 
 
 def append(*records: Record) -> None:
     """Write to this process's journal, opening it first if need be. Where it can't be opened, the log says so once."""
-    if _held:
-        records = (*_let_go(), *records)
     while (journal := _current or start()) is not None and not journal.append(*records):
         pass  # closed by another thread between the two calls
 
 
-def _let_go() -> Iterator[Record]:
-    with suppress(IndexError):  # another thread may be quicker: then it writes them
-        while True:
-            yield _held.popleft()
+def write_held() -> None:
+    """Write what is held."""
+    if _held:
+        append()
+
+
+def _let_go() -> Iterator[bytes]:
+    while _held:
+        yield _held.popleft()
 
 
 def start() -> Journal | None:
@@ -246,6 +254,7 @@ def close() -> None:
 def _after_fork_in_child() -> None:
     global _current, _guard
     _guard = threading.Lock()
+    _held.clear()  # the parent writes it
     if _current is not None:
         # Only our copies of the descriptors: the parent's locks stay with the parent.
         _current._close_descriptors()

@@ -127,8 +127,8 @@ def redact(value: Any) -> Any:
     return value
 
 
-def has_mask() -> bool:
-    return _mask is not None
+def get_mask() -> Mask | None:
+    return _mask
 
 
 def masked(value: Any) -> Any:

@@ -9,7 +9,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from typing import Any
@@ -155,12 +155,14 @@ def _close(live: LiveTrajectory, result: Any) -> None:
 
 def _end_root(live: LiveTrajectory) -> None:
     if live.process == os.getpid():
-        while live.at_end:
-            guarded(live.at_end.pop())
+        with suppress(KeyError):  # until it is empty; what ends meanwhile in another thread leaves it
+            while True:
+                guarded(live.at_end.popitem()[1])
         live.open = False
         guarded(live.root.end)
     live.open = False  # a forked child has a copy: the trajectory is its parent's to end
     live.at_end.clear()
+    live.said.clear()  # contexts that libraries keep may hold the trajectory for longer
 
 
 def _is_data(value: Any) -> bool:

@@ -1,8 +1,7 @@
-"""Spans: OpenTelemetry spans with the GenAI conventions, on a provider of our own.
+"""Spans: OpenTelemetry spans with the GenAI conventions, and where in them the program is.
 
-The provider is private, always on and without attribute limits, so nothing in the user's
-OpenTelemetry set-up can switch it off or cut it short; the user's global provider and current span
-are never touched. Each span goes to the journal when it starts and when it ends.
+They belong to no provider: the user's OpenTelemetry set-up, its current span too, is only ever read. Each goes to
+the journal when it starts and when it ends (`recording.py`).
 
 Messages are no attributes of the span: they are content, written once per trajectory under their
 hash, and the span holds the hashes (`art.input.messages`). The store puts them together again.
@@ -16,33 +15,27 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from opentelemetry import context as otel_context
 from opentelemetry.trace import (
     NonRecordingSpan,
     Span,
     SpanContext,
-    SpanKind,
     Status,
     StatusCode,
     format_span_id,
     format_trace_id,
     get_current_span,
 )
-from opentelemetry.trace.propagation import set_span_in_context
 
 from ..settings import get_settings
 from . import journal
 from .content import kept_text, to_content
 from .guard import guarded
-from .records import SpanEnd, SpanStart
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.trace import Tracer
+from .recording import RecordingSpan
+from .records import Content
 
 log = logging.getLogger("art_sdk.capture")
 
@@ -124,8 +117,10 @@ class LiveTrajectory:
     """The last LLM calls that hooks of ours recorded: what another framework's spans tell of them is known."""
     asked: list["ToolRequest"] = field(default_factory=list, repr=False)
     """Tool calls that a model has asked for and that no span has taken up yet."""
-    at_end: list[Callable[[], None]] = field(default_factory=list, repr=False)
-    """Called just before it ends: whoever holds a span of it open, ends it."""
+    said: dict[Any, tuple[str, bool]] = field(default_factory=dict, repr=False)
+    """What of a request has been kept: how it stood there, the hash of its content, whether that was masked."""
+    at_end: dict[Any, Callable[[], None]] = field(default_factory=dict, repr=False)
+    """Called just before it ends, by who asked for it: whoever holds a span of it open, ends it."""
     streams: set[Any] = field(default_factory=set, repr=False)
     """Answers that the program is still reading."""
     when_read: Callable[[], None] | None = field(default=None, repr=False)
@@ -144,8 +139,7 @@ class ToolRequest:
     arguments: Any
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where the program is: in which trajectory, and the span that what starts here belongs under.
 
     `call` says that the span is an LLM call that a framework has open: an HTTP request made here is that
@@ -157,80 +151,9 @@ class Place:
     call: bool = False
 
 
-@cache
-def _tracer() -> "Tracer":
-    # The SDK costs 35 ms: it is imported with the first span, not with this library.
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import SpanLimits, TracerProvider
-    from opentelemetry.sdk.trace.id_generator import IdGenerator
-    from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-
-    class OsRandomIds(IdGenerator):
-        """The SDK's own generator uses `random`, which agents and tests seed: ids would repeat."""
-
-        def generate_span_id(self) -> int:
-            return int.from_bytes(os.urandom(8)) or 1
-
-        def generate_trace_id(self) -> int:
-            return int.from_bytes(os.urandom(16)) or 1
-
-    no_limit = SpanLimits.UNSET
-    provider = TracerProvider(
-        sampler=ALWAYS_ON,
-        resource=Resource.get_empty(),
-        shutdown_on_exit=False,
-        id_generator=OsRandomIds(),
-        span_limits=SpanLimits(no_limit, no_limit, no_limit, no_limit, no_limit, no_limit, no_limit, no_limit),
-    )
-    provider._disabled = False  # whether to capture is `Settings.off`'s to say, where OTEL_SDK_DISABLED counts too
-    provider.add_span_processor(_journal_processor())
-    return provider.get_tracer("art_sdk")
-
-
-_open: set[int] = set()
-"""Ids of the spans that this process has started and not ended."""
-os.register_at_fork(after_in_child=_open.clear)
-
-
-def _journal_processor() -> Any:
-    from opentelemetry.sdk.trace import SpanProcessor
-
-    class JournalProcessor(SpanProcessor):
-        def on_start(self, span: Span, parent_context: otel_context.Context | None = None) -> None:
-            _open.add(span.get_span_context().span_id)
-            tell(span)
-
-        def on_end(self, span: "ReadableSpan") -> None:
-            assert span.context is not None
-            if span.context.span_id not in _open:
-                return  # a forked child has a copy of it: it is the parent's to end
-            _open.discard(span.context.span_id)
-            journal.append(
-                SpanEnd(
-                    **_identity(span),
-                    ended_at=span.end_time or span.start_time or 0,
-                    attributes=dict(span.attributes or {}),
-                    error=span.status.description if span.status.status_code is StatusCode.ERROR else None,
-                )
-            )
-
-    return JournalProcessor()
-
-
-def _identity(span: "ReadableSpan") -> dict[str, Any]:
-    assert span.context is not None
-    return {
-        "trajectory_id": format_trace_id(span.context.trace_id),
-        "span_id": format_span_id(span.context.span_id),
-        "parent_id": format_span_id(span.parent.span_id) if span.parent else None,
-        "name": span.name,
-        "started_at": span.start_time or 0,
-    }
-
-
-def start_root(name: str, attributes: Mapping[str, Any], inputs: Any, start_time: int | None = None) -> LiveTrajectory:
-    """Start a trajectory: a span in a trace of its own, whatever is current."""
-    content, was_masked = to_content(inputs)
+def start_root(name: str, attributes: Mapping[str, Any], inputs: Any) -> LiveTrajectory:
+    """Start a trajectory: a span in a trace of its own, whatever is current. `inputs` is plain data."""
+    content, was_masked = to_content(inputs, is_plain=True)
     journal.hold(content)
     found = {OPERATION: INVOKE_AGENT, INPUT: content.hash, **attributes}
     if was_masked:
@@ -238,11 +161,8 @@ def start_root(name: str, attributes: Mapping[str, Any], inputs: Any, start_time
     user = get_current_span().get_span_context()
     if user.is_valid:
         found[USER_TRACE] = f"{format_trace_id(user.trace_id)}-{format_span_id(user.span_id)}"
-    span = _tracer().start_span(
-        f"{INVOKE_AGENT} {name}", context=otel_context.Context(), attributes=found, start_time=start_time
-    )
-    identity = format_trace_id(span.get_span_context().trace_id)
-    return LiveTrajectory(id=identity, name=name, root=span, written={content.hash})
+    span = RecordingSpan(f"{INVOKE_AGENT} {name}", os.urandom(16).hex(), None, found)
+    return LiveTrajectory(id=span.trajectory_id, name=name, root=span, written={content.hash})
 
 
 def lost_root(name: str) -> LiveTrajectory:
@@ -253,15 +173,26 @@ def lost_root(name: str) -> LiveTrajectory:
 
 
 def start_span(
-    operation: str, subject: str, attributes: Mapping[str, Any], parent: Span, start_time: int | None = None
-) -> Span:
-    """Start a span named by the conventions (`chat gpt-5`) under `parent`."""
-    return _tracer().start_span(
+    operation: str,
+    subject: str,
+    attributes: Mapping[str, Any],
+    parent: Span,
+    *,
+    start_time: int | None = None,
+    held: bool = False,
+) -> RecordingSpan:
+    """Start a span named by the conventions (`chat gpt-5`) under `parent`.
+
+    `held`: more is known of it in a moment; its start is written then.
+    """
+    return RecordingSpan(
         f"{operation} {subject}".strip(),
-        context=set_span_in_context(parent, otel_context.Context()),
-        kind=SpanKind.CLIENT if operation in LLM_OPERATIONS else SpanKind.INTERNAL,
-        attributes={OPERATION: operation, **attributes},
+        trajectory_of(parent),
+        span_id(parent),
+        {OPERATION: operation, **attributes},
         start_time=start_time,
+        held=held,
+        aside=operation == INVOKE_AGENT,
     )
 
 
@@ -279,9 +210,9 @@ def content_attributes(live: LiveTrajectory, values: Mapping[str, Any]) -> dict[
     """
     attributes: dict[str, Any] = {}
     for attribute, value in values.items():
-        kept = [keep(live, item) for item in (value if attribute in LISTS else [value])]
-        hashes = [identity for identity, _ in kept]
-        attributes[attribute] = listed(live, hashes) if attribute in LISTS else hashes[0]
+        is_list = attribute in LISTS
+        kept = [keep(live, item) for item in (value if is_list else (value,))]
+        attributes[attribute] = listed(live, [identity for identity, _ in kept]) if is_list else kept[0][0]
         if any(was_masked for _, was_masked in kept):
             attributes[MASKED] = True
         if attribute == OUTPUT_MESSAGES:
@@ -290,19 +221,23 @@ def content_attributes(live: LiveTrajectory, values: Mapping[str, Any]) -> dict[
 
 
 def tell(span: Span) -> None:
-    """Write what is known of a span that is still open, when it starts and again later: a crash then leaves it."""
-    readable: ReadableSpan = span  # type: ignore[assignment]
-    if span.is_recording():
-        journal.append(SpanStart(**_identity(readable), attributes=dict(attributes_of(span))))
+    """Write what is known of a span that is still open: a crash then leaves it."""
+    if isinstance(span, RecordingSpan):
+        span.tell()
 
 
 def keep(live: LiveTrajectory, value: Any) -> tuple[str, bool]:
     """Keep one value as content: its hash, and whether something in it was masked."""
     content, was_masked = to_content(value)
+    keep_content(live, content)
+    return content.hash, was_masked
+
+
+def keep_content(live: LiveTrajectory, content: Content) -> None:
+    """Write content along with the trajectory's next record, unless it has been."""
     if content.hash not in live.written:
         live.written.add(content.hash)
         journal.hold(content)
-    return content.hash, was_masked
 
 
 _SHORT = 8
@@ -397,7 +332,14 @@ def _without_secrets(url: re.Match[str]) -> str:
 
 
 def span_id(span: Span) -> str:
-    return format_span_id(span.get_span_context().span_id)
+    return span.span_id if isinstance(span, RecordingSpan) else format_span_id(span.get_span_context().span_id)
+
+
+def trajectory_of(span: Span) -> str:
+    """The id of the trajectory that a span belongs to."""
+    if isinstance(span, RecordingSpan):
+        return span.trajectory_id
+    return format_trace_id(span.get_span_context().trace_id)
 
 
 def attributes_of(span: Any) -> Mapping[str, Any]:
@@ -423,8 +365,8 @@ def add_locator(find: Callable[[], Place | None]) -> None:
 
 def held() -> Place | None:
     """The place that the OpenTelemetry context holds."""
-    value = otel_context.get_value(_PLACE_KEY)
-    return value() if callable(value) else value  # type: ignore[return-value]
+    value: Any = otel_context.get_value(_PLACE_KEY)
+    return value if value is None or type(value) is Place else value()
 
 
 def place() -> Place | None:
@@ -453,15 +395,21 @@ def current_trajectory() -> LiveTrajectory | None:
     return found.live if found is not None else None
 
 
-@contextmanager
-def attached(context: otel_context.Context) -> Iterator[None]:
-    """Make `context` current. It may be left in another task or thread than it was entered in, as generators do."""
-    token = otel_context.attach(context)
-    try:
-        yield
-    finally:
+class attached:
+    """Make `context` current in a block. It may be left in another task or thread than it was entered in, as
+    generators do."""
+
+    __slots__ = ("_context", "_token")
+
+    def __init__(self, context: otel_context.Context) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._token = otel_context.attach(self._context)
+
+    def __exit__(self, *_: object) -> None:
         with suppress(ValueError):
-            token.var.reset(token)
+            self._token.var.reset(self._token)
 
 
 def trajectory_context(live: LiveTrajectory) -> otel_context.Context:
@@ -486,14 +434,22 @@ def call_context(find: Callable[[], Place | None]) -> otel_context.Context:
 # From thread to thread and process to process
 
 
-@contextmanager
-def carried(carried: Place | None) -> Iterator[None]:
-    """Make another thread's place (its `place()`) the current one here; None: none is current here."""
-    if carried is None and otel_context.get_value(_PLACE_KEY) is None:
-        yield
-        return
-    with attached(otel_context.set_value(_PLACE_KEY, carried)):
-        yield
+class carried:
+    """Make another thread's place (its `place()`) the current one in a block; None: none is current there."""
+
+    __slots__ = ("_attached",)
+
+    def __init__(self, place: Place | None) -> None:
+        nothing = place is None and otel_context.get_value(_PLACE_KEY) is None
+        self._attached = None if nothing else attached(otel_context.set_value(_PLACE_KEY, place))
+
+    def __enter__(self) -> None:
+        if self._attached is not None:
+            self._attached.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        if self._attached is not None:
+            self._attached.__exit__()
 
 
 def header(at: Place) -> str:

@@ -17,7 +17,7 @@ import weakref
 from _thread import start_new_thread
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any
 
@@ -88,7 +88,7 @@ def _hop(wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs
 def _request(wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not guarded(_watching):
         return wrapped(*args, **kwargs)
-    with _one_call():
+    with _SdkRequest():
         return wrapped(*args, **kwargs)
 
 
@@ -97,30 +97,26 @@ async def _request_async(
 ) -> Any:
     if not guarded(_watching):
         return await wrapped(*args, **kwargs)
-    with _one_call():
+    with _SdkRequest():
         return await wrapped(*args, **kwargs)
 
 
-@contextmanager
-def _one_call() -> Iterator[None]:
-    request = _SdkRequest()
-    try:
-        with spans.attached(otel_context.set_value(_REQUEST_KEY, request)):
-            yield
-    except BaseException as error:
-        guarded(request.left, error)
-        raise
-    guarded(request.left, None)
-
-
 class _SdkRequest:
-    """One `request` of an SDK while it runs: the call whose failed attempt it may make again."""
+    """One `request` of an SDK while it runs, as a block: the call whose failed attempt it may make again."""
 
     def __init__(self) -> None:
         self.call: _Call | None = None
         self.running = True
 
-    def left(self, error: BaseException | None) -> None:
+    def __enter__(self) -> None:
+        self._attached = spans.attached(otel_context.set_value(_REQUEST_KEY, self))
+        self._attached.__enter__()
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        self._attached.__exit__()
+        guarded(self._left, error)
+
+    def _left(self, error: BaseException | None) -> None:
         self.running = False
         call, self.call = self.call, None
         if call is None or not call.open:
@@ -156,11 +152,10 @@ class _Call:
         self._owned = owned
         self._alone = alone
         self._attempts = 1
-        self._swept = False
         self._once = iter((True,))
         self._result: Any = None
         self._error: BaseException | None = None
-        live.at_end.append(self.sweep)
+        live.at_end[self] = self.sweep
 
     def again(self, request: Any) -> None:
         """The SDK makes it again with this request."""
@@ -208,7 +203,6 @@ class _Call:
 
     def sweep(self) -> None:
         """End it with the trajectory, which it would outlive."""
-        self._swept = True
         if self.reading is not None and not self.reading.is_error:
             self.reading.finish("closed", error=CancelledError())
         else:
@@ -247,9 +241,7 @@ class _Call:
         result, error, live = self._result, self._error, self.live
         self._result = self._error = None  # an error's traceback leads back to here
         live.streams.discard(self)
-        if not self._swept:
-            with suppress(ValueError):
-                live.at_end.remove(self.sweep)
+        live.at_end.pop(self, None)
         if self._owned:
             self._span.end()
         if self._alone:
@@ -292,8 +284,10 @@ class _Reading:
         self._finished = True
         raw, self._raw = b"".join(self._raw), []
         if content is None:
-            # A response of the same library undoes the content encoding, with whatever decoders it has.
-            content = _content(self._kind(self.status, headers=self.headers, content=raw))
+            content = raw
+            if "content-encoding" in self.headers:
+                # A response of the same library undoes it, with whatever decoders it has.
+                content = _content(self._kind(self.status, headers=self.headers, content=raw))
         if not self.is_error:
             call.end(self, content, ended, error)
         elif error is not None and spans.is_cancel(error):

@@ -20,14 +20,13 @@ from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
-from weakref import WeakSet
 
 import wrapt
 from langchain_core.callbacks.base import BaseCallbackHandler
 from opentelemetry.trace import Span
 
 from ..capture import runs, spans
-from ..capture.guard import guarded
+from ..capture.guard import count_error, guarded
 from ..capture.spans import LiveTrajectory, Place
 from ..capture.tools import start_tool
 from ..settings import get_settings
@@ -45,16 +44,15 @@ _REMEMBERED = 10_000
 """Conversations that wait for their resume; the oldest is forgotten first."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Run:
-    """An open run. `own` is False for a run that has no span of its own and lends its parent's.
+    """An open run, at its place. `own` is False for a run that has no span of its own and lends its parent's.
 
     `task` is LangGraph's name of the node execution that it is part of, `thread` of the conversation. `root` is
     True for one that is a trajectory of its own, in zero-code mode.
     """
 
-    span: Span
-    live: LiveTrajectory
+    place: Place
     own: bool
     task: str | None = None
     thread: str | None = None
@@ -62,13 +60,26 @@ class _Run:
     messages: Callable[[], list[Message]] | None = None
     """What a model was given, for a call that no HTTP request tells it of."""
 
+    @property
+    def live(self) -> LiveTrajectory:
+        return self.place.live
+
+    @property
+    def span(self) -> Span:
+        return self.place.span
+
 
 def _counted(callback: Callable[..., None]) -> Callable[..., None]:
     """A fault of a callback is counted with the others, not only a warning of LangChain's."""
 
+    name = callback.__qualname__
+
     @functools.wraps(callback)
     def run(*args: Any, **kwargs: Any) -> None:
-        guarded(callback, *args, **kwargs)
+        try:
+            callback(*args, **kwargs)
+        except Exception as error:
+            count_error(name, error)
 
     return run
 
@@ -81,7 +92,6 @@ class SpanHandler(BaseCallbackHandler):
 
     def __init__(self) -> None:
         self._runs: dict[UUID, _Run] = {}
-        self._swept: WeakSet[LiveTrajectory] = WeakSet()
         self._interrupted: OrderedDict[str, str] = OrderedDict()  # conversation: trajectory
 
     # Starts
@@ -130,7 +140,7 @@ class SpanHandler(BaseCallbackHandler):
         if (found := self._place(run_id, parent_run_id, f"{spans.EXECUTE_TOOL} {name}", arguments)) is not None:
             at, root = found
             span = start_tool(at, name, arguments, extra.get("tool_call_id"))
-            self._add(run_id, _Run(span, at.live, own=True, root=root))
+            self._add(run_id, _Run(Place(at.live, span), own=True, root=root))
 
     @_counted
     def on_chain_start(
@@ -148,16 +158,15 @@ class SpanHandler(BaseCallbackHandler):
         if found is None:
             return
         at, root = found
-        node, task, thread = (
-            (metadata or {}).get(k) for k in ("langgraph_node", "langgraph_checkpoint_ns", "thread_id")
-        )
+        told = metadata or {}
+        node, task, thread = told.get("langgraph_node"), told.get("langgraph_checkpoint_ns"), told.get("thread_id")
         parent = self._runs.get(parent_run_id) if parent_run_id else None
         if node is not None and name == node and (task is None or parent is None or parent.task != task):
             attributes = {spans.AGENT_NAME: name, "art.graph.node": name}
             span = spans.start_span(spans.INVOKE_AGENT, name, attributes, at.span)
-            self._add(run_id, _Run(span, at.live, own=True, task=task, thread=thread, root=root))
+            self._add(run_id, _Run(Place(at.live, span), own=True, task=task, thread=thread, root=root))
         else:  # a sequence, a lambda, a prompt, the node's own function: only its children are of interest
-            self._add(run_id, _Run(at.span, at.live, own=False, task=task, thread=thread, root=root))
+            self._add(run_id, _Run(at, own=False, task=task, thread=thread, root=root))
         if thread is not None and node is None:
             self._resume(at.live, thread)
 
@@ -265,7 +274,9 @@ class SpanHandler(BaseCallbackHandler):
 
     def place_of(self, run_id: UUID, *, call: bool = False) -> Place | None:
         run = self._runs.get(run_id)
-        return Place(run.live, run.span, call) if run else None
+        if run is None:
+            return None
+        return Place(run.live, run.span, call=True) if call else run.place
 
     def _start_call(
         self,
@@ -282,9 +293,9 @@ class SpanHandler(BaseCallbackHandler):
         at, root = found
         attributes = {spans.REQUEST_MODEL: model} | wire.parameters((extra.get("invocation_params") or {}).get)
         # The messages are read off the request that the model sends; here only where it has sent none.
-        span = spans.start_span(operation, model, attributes, at.span)
+        span = spans.start_span(operation, model, attributes, at.span, held=True)
         at.live.calls.append(span)
-        self._add(run_id, _Run(span, at.live, own=True, root=root, messages=messages))
+        self._add(run_id, _Run(Place(at.live, span), own=True, root=root, messages=messages))
 
     def _place(self, run_id: UUID, parent_run_id: UUID | None, name: str, inputs: Any) -> tuple[Place, bool] | None:
         """Where a run belongs, and whether it is a trajectory of its own, in zero-code mode. None: it is not captured.
@@ -303,16 +314,15 @@ class SpanHandler(BaseCallbackHandler):
                 return Place(live, live.root), True
             if guarded(_is_auto):
                 lost = spans.lost_root(name)
-                self._runs[run_id] = _Run(lost.root, lost, own=False)
+                self._runs[run_id] = _Run(Place(lost, lost.root), own=False)
         elif parent is not None and not parent.live.captured:
-            self._runs[run_id] = _Run(parent.span, parent.live, own=False)
+            self._runs[run_id] = _Run(parent, own=False)
         return None
 
     def _add(self, run_id: UUID, run: _Run) -> None:
         self._runs[run_id] = run
-        if run.live not in self._swept:
-            self._swept.add(run.live)
-            run.live.at_end.append(lambda: self._sweep(run.live))
+        if self not in (at_end := run.live.at_end):
+            at_end[self] = functools.partial(self._sweep, run.live)
 
     def _sweep(self, live: LiveTrajectory) -> None:
         """End what is still open when the trajectory ends: a run that was cancelled gets no callback."""

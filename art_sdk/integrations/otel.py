@@ -63,7 +63,7 @@ def _init(wrapped: Any, provider: Any, args: Any, kwargs: Any) -> None:
 
 def install(provider: TracerProvider) -> None:
     """Read the spans of this provider. It happens once, however often it is called."""
-    if provider in _providers or type(provider.id_generator).__module__ == spans.__name__:  # our own
+    if provider in _providers:
         return
     _providers.add(provider)
     spans.add_locator(_processor.here)
@@ -92,7 +92,6 @@ class ForeignSpans(SpanProcessor):
 
     def __init__(self) -> None:
         self._open: dict[_Key, _Foreign] = {}
-        self._lives: WeakSet[LiveTrajectory] = WeakSet()
         self._told: WeakKeyDictionary[Span, set[str]] = WeakKeyDictionary()
         """Which instrumentations have told of each span of ours: none tells of the same thing twice."""
         self._telling = Lock()
@@ -166,9 +165,8 @@ class ForeignSpans(SpanProcessor):
     def _watch(self, span: Any, foreign: _Foreign) -> None:
         self._open[_key(span.context)] = foreign
         live = foreign.place.live
-        if live not in self._lives:
-            self._lives.add(live)
-            live.at_end.append(partial(self._sweep, live))
+        if self not in live.at_end:
+            live.at_end[self] = partial(self._sweep, live)
 
     # Ends
 

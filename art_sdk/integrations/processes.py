@@ -59,7 +59,7 @@ def mark() -> Mark | None:
     if at is None or (at.live.captured and not at.live.open):
         return None
     header = spans.header(at) if at.live.open else None
-    return Mark(header, redaction.has_mask())
+    return Mark(header, redaction.get_mask() is not None)
 
 
 class Joined:
@@ -116,7 +116,7 @@ def _capture(mark: Mark) -> None:
     from . import instrument_once
 
     instrument_once()
-    if mark.masked and not redaction.has_mask():
+    if mark.masked and redaction.get_mask() is None:
         redaction.set_mask(_withhold)
 
 

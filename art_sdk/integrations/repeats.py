@@ -1,31 +1,39 @@
-"""What a trajectory has said before: each call of a conversation sends the whole of it again.
+"""What was said before: each call of a conversation sends the whole of it again.
 
 A message that stands in a request byte for byte as in an earlier one of the same trajectory is known by its length
 and Python's own 64-bit hash, and is neither decoded, converted, masked nor encoded again. So a call costs what is
 new in it. (`hashlib` would let go of the interpreter's lock at each message, and wait for it behind the writer.)
+
+What requests begin with, the system's message and the tools, is known from other trajectories too.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from ..capture import spans
+from ..capture import redaction, spans
+from ..capture.content import to_content
+from ..capture.records import Content
 from ..capture.spans import LiveTrajectory
+from ..settings import Settings, get_settings
 from .wire import Item
 
-_known: WeakKeyDictionary[LiveTrajectory, dict[Any, tuple[str, bool]]] = WeakKeyDictionary()
+_MAX_BEGINNINGS = 128
+_MAX_BYTES = 32 << 10
 
 
 def content_attributes(live: LiveTrajectory, values: Mapping[str, Sequence[Item]]) -> dict[str, Any]:
     """`spans.content_attributes` for items of a request: only what is new is read and kept."""
-    known = _known_of(live)
+    known = live.said
     attributes: dict[str, Any] = {}
     for attribute, items in values.items():
         found = []
-        for item in items:
-            key = _key(item)
+        for index, item in enumerate(items):
+            data = bytes(item.raw)
+            key = (hash(data), len(data), item.convert)
             if key not in known:
-                known[key] = spans.keep(live, item.read())
+                begins = len(data) <= _MAX_BYTES and (index == 0 or attribute == spans.TOOL_DEFINITIONS)
+                known[key] = _keep_beginning(live, item, key) if begins else spans.keep(live, item.read())
             found.append(known[key])
         attributes[attribute] = spans.listed(live, [identity for identity, _ in found])
         if any(was_masked for _, was_masked in found):
@@ -33,13 +41,25 @@ def content_attributes(live: LiveTrajectory, values: Mapping[str, Sequence[Item]
     return attributes
 
 
-def _known_of(live: LiveTrajectory) -> dict[Any, tuple[str, bool]]:
-    if (known := _known.get(live)) is None:
-        known = _known[live] = {}
-        live.at_end.append(known.clear)  # contexts that libraries keep may hold the trajectory for longer
-    return known
+@dataclass(frozen=True)
+class _Beginning:
+    content: Content
+    was_masked: bool
+    settings: Settings
+    """What said how it was to be masked, with the `mask` function."""
+    mask: redaction.Mask | None
 
 
-def _key(item: Item) -> Any:
-    data = bytes(item.raw)
-    return hash(data), len(data), item.convert
+_beginnings: dict[Any, _Beginning] = {}
+
+
+def _keep_beginning(live: LiveTrajectory, item: Item, key: Any) -> tuple[str, bool]:
+    settings, mask = get_settings(), redaction.get_mask()
+    known = _beginnings.get(key)
+    if known is None or known.settings is not settings or known.mask is not mask:
+        content, was_masked = to_content(item.read())
+        if len(_beginnings) >= _MAX_BEGINNINGS:
+            _beginnings.clear()
+        known = _beginnings[key] = _Beginning(content, was_masked, settings, mask)
+    spans.keep_content(live, known.content)
+    return known.content.hash, known.was_masked

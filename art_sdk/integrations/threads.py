@@ -8,8 +8,7 @@ that was outside any trajectory, so that a worker begun inside one trajectory is
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import wrapt
@@ -58,16 +57,20 @@ def portable() -> Place | None:
     return Place(live, live.root) if live is not None and not live.open else None
 
 
-@contextmanager
-def workers_starting() -> Iterator[None]:
+class workers_starting:
     """Threads and processes that start in this block are a pool's workers: they get no place."""
-    before = are_workers_starting()
-    _pools.starting = True
-    try:
-        with spans.carried(None):
-            yield
-    finally:
-        _pools.starting = before
+
+    __slots__ = ("_before", "_nowhere")
+
+    def __enter__(self) -> None:
+        self._before = are_workers_starting()
+        _pools.starting = True
+        self._nowhere = spans.carried(None)
+        self._nowhere.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._nowhere.__exit__()
+        _pools.starting = self._before
 
 
 def are_workers_starting() -> bool:

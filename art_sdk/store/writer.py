@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import delete, select, update
 
-from ..capture import guard
+from ..capture import guard, journal
 from ..capture.health import Health, backlog
 from ..capture.journal import SUFFIX, Journal, read_frames
 from ..capture.records import Record
@@ -52,10 +52,14 @@ class Writer:
         self._unreadable = 0
         self._told: dict[str, Any] = {}
         self._thread = threading.Thread(target=self._run, name="art-writer", daemon=True)
-        journal.on_append = self._wake.set
+        journal.on_append = self._appended
 
     def start(self) -> None:
         self._thread.start()
+
+    def _appended(self) -> None:
+        if not self._wake.is_set():  # it mostly is, and setting it takes a lock
+            self._wake.set()
 
     def flush(self, timeout: float) -> bool:
         """Wait until all that is in the journal now is in the store. False when `timeout` seconds were not enough."""
@@ -97,6 +101,7 @@ class Writer:
             self._hurry.clear()
             serving = self._requested
             try:
+                journal.write_held()
                 self._drain_own()
                 self._tell_faults()
                 if time.monotonic() >= orphans_at:

@@ -11,6 +11,7 @@ import pytest
 from stub_api import StubApi
 
 import art_sdk as art
+from art_sdk import settings
 from art_sdk.capture import redaction
 from art_sdk.capture.spans import LiveTrajectory
 from art_sdk.integrations import messages, repeats, wire
@@ -66,16 +67,58 @@ def ask(client: Any, history: list[Any]) -> Any:
     return client.chat.completions.create(model="m", messages=history).choices[0].message.content
 
 
-def test_a_trajectory_knows_nothing_of_another(client: Any, stored: Callable[[], Store], read: list[Any]) -> None:
+def test_what_requests_begin_with_is_read_once_and_stored_with_each_trajectory(
+    client: Any, stored: Callable[[], Store], read: list[Any]
+) -> None:
     @art.trajectory
     def handle(n: int) -> None:
-        ask(client, [user("the same")])
+        ask(client, [user("the system's words"), user("the same")])
 
     handle(1)
     handle(2)
-    assert read.count("the same") == 2
+    assert (read.count("the system's words"), read.count("the same")) == (1, 2)
     for run in stored().trajectories():
-        assert run.spans[1].attributes["gen_ai.input.messages"][0]["parts"][0]["content"] == "the same"
+        said = run.spans[1].attributes["gen_ai.input.messages"]
+        assert [message["parts"][0]["content"] for message in said] == ["the system's words", "the same"]
+
+
+def test_what_requests_begin_with_is_masked_by_the_rules_of_the_moment(
+    client: Any, stored: Callable[[], Store], mask: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @art.trajectory
+    def handle(words: str) -> None:
+        ask(client, [user("Ada is at ada@example.com")])
+
+    handle("by mask")
+    redaction.set_mask(None)
+    handle("as it is")
+    monkeypatch.setenv("ART_REDACT", "email")
+    settings.reset()
+    handle("by ART_REDACT")
+    said = {
+        run.spans[0].attributes["art.input"]["words"]: (
+            run.spans[1].attributes["gen_ai.input.messages"][0]["parts"][0]["content"],
+            run.spans[1].attributes.get("art.masked", False),
+        )
+        for run in stored().trajectories()
+    }
+    assert said == {
+        "by mask": ("[name] is at ada@example.com", True),
+        "as it is": ("Ada is at ada@example.com", False),
+        "by ART_REDACT": ("Ada is at [e-mail]", True),
+    }
+
+
+def test_only_so_many_beginnings_are_remembered(client: Any, stored: Callable[[], Store]) -> None:
+    @art.trajectory
+    def handle() -> None:
+        for n in range(repeats._MAX_BEGINNINGS + 10):
+            ask(client, [user(f"beginning {n}")])
+        ask(client, [user("x" * repeats._MAX_BYTES)])
+
+    handle()
+    assert 0 < len(repeats._beginnings) <= repeats._MAX_BEGINNINGS
+    assert all(len(known.content.data) <= repeats._MAX_BYTES for known in repeats._beginnings.values())
 
 
 def test_the_same_bytes_in_another_place_are_read_as_what_they_are_there(api: StubApi, calls: Calls) -> None:
@@ -166,7 +209,7 @@ def test_what_is_known_goes_with_the_trajectory(client: Any) -> None:
         ask(client, [user("hi")])
         live = art.current_trajectory()
         assert isinstance(live, LiveTrajectory)
-        known.append(repeats._known[live])
+        known.append(live.said)
         assert len(known[0]) == 1
 
     known: list[Any] = []
