@@ -27,6 +27,7 @@ import httpx
 import msgspec
 from starlette import routing
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -116,6 +117,7 @@ def create_app(
             routing.Route("/v1/completions", gateway.complete, methods=["POST"]),
         ],
         middleware=[Middleware(_BearerAuth, api_key=api_key)],
+        exception_handlers={HTTPException: _no_route, Exception: _own_failure},
         lifespan=lifespan,
     )
 
@@ -200,10 +202,12 @@ class _Gateway:
     async def _generate(self, request: Request, path: str, *, chat: bool) -> Response:
         try:
             body = json.loads(await request.body(), parse_constant=_no_number)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return _error(400, f"the request's body is no JSON: {error}")
         if not isinstance(body, dict) or not isinstance(body.get("model"), str):
             return _error(400, "the request's body must be a JSON object with the model's name in 'model'", "model")
+        if (wrong := _wrong_parameter(body, chat)) is not None:
+            return _error(400, wrong[1], wrong[0])
         try:
             route = await self._router.pick(body["model"])
         except UnknownModel as error:
@@ -304,8 +308,7 @@ class _Gateway:
                 values = [token["logprob"] for token in logprobs.get("content") or []]
             else:
                 values = logprobs.get("token_logprobs") or []
-            # With `echo` the prompt's come first.
-            choice.logprobs += values[len(values) - len(token_ids) :] if len(values) > len(token_ids) else values
+            choice.logprobs += values
             if whole or sent.get("finish_reason") is not None:
                 self._keep(payload["id"], sent["index"], choice, sent.get("finish_reason"), call)
 
@@ -355,6 +358,19 @@ def _engine_body(body: dict[str, Any], served: str, chat: bool) -> dict[str, Any
     elif body.get("logprobs") is None:
         asked["logprobs"] = 0
     return asked
+
+
+def _wrong_parameter(body: dict[str, Any], chat: bool) -> tuple[str, str] | None:
+    """A parameter that the gateway itself goes by and that has no right value, and what is wrong with it. All others
+    are the engine's to judge."""
+    for name in ("stream", "return_token_ids", *(("logprobs",) if chat else ("echo",))):
+        if not isinstance(body.get(name), bool | None):
+            return name, f"{name!r} must be true or false, got {json.dumps(body[name])[:80]}"
+    if chat and body.get("top_logprobs") and not body.get("logprobs"):
+        return "top_logprobs", "'top_logprobs' needs 'logprobs' to be true"
+    if not chat and body.get("echo"):  # its logprobs of the prompt would be taken for the answer's
+        return "echo", "'echo' is not supported: the prompt is yours already, put it before the answer"
+    return None
 
 
 def _strip(payload: dict[str, Any], call: _Call) -> bool:
@@ -451,12 +467,24 @@ def _engine_down(call: _Call) -> Response:
     return response
 
 
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    response = _error(error.status_code, f"{error.detail}: {request.method} {request.url.path}")
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _own_failure(request: Request, error: Exception) -> Response:
+    return _error(500, "the gateway failed on this request; its log says why")
+
+
 def _error(status: int, message: str, param: str | None = None, code: str | None = None) -> Response:
     return JSONResponse(_error_body(status, message, param, code), status_code=status)
 
 
 def _error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     kind = "invalid_request_error" if status < 500 else "server_error"
+    message = message.encode(errors="backslashreplace").decode()  # it may quote half a character of the request's
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 

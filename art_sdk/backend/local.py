@@ -90,7 +90,7 @@ class LocalBackend:
             BackendOptions,
             policy=policy,
             base_model=_model(base_model),
-            base_name=Path(base_model).name,
+            base_name=_name(base_model),
             home=home,
             store_url=settings.absolute(store or configured.store_url or f"sqlite:///{home / 'art.db'}"),
             gateway_port=port or free_port(),
@@ -305,6 +305,8 @@ class LocalBackend:
 
 def _model(base_model: str | Path) -> str:
     """Folder of the base model. Engine and trainer must read the same files, so a hub name is resolved once."""
+    if not str(base_model).strip():
+        raise ConfigError("base_model is empty: give the model's folder, or its name on the Hugging Face hub")
     path = Path(base_model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -320,6 +322,12 @@ def _model(base_model: str | Path) -> str:
             f"base_model {str(base_model)!r} is neither a folder nor a model that the Hugging Face hub or its local "
             f"cache has ({type(error).__name__}): check the name, or download it first with hf download"
         ) from error
+
+
+def _name(base_model: str | Path) -> str:
+    """The name under which the base model itself can be asked for: its folder's, or its own on the hub."""
+    path = Path(base_model).expanduser()
+    return (path.resolve() if path.is_dir() else path).name
 
 
 def _api_key(home: Path) -> str:

@@ -93,7 +93,8 @@ class PolicyRouter:
         return Route(deployment["model_name"], parameters["api_base"], parameters["api_key"])
 
     def _serves(self, name: str) -> bool:
-        return bool(self._router.registry().has_deployment(name))
+        # LiteLLM's registry takes no half characters.
+        return name.isprintable() and bool(self._router.registry().has_deployment(name))
 
     def _deployment(self, name: str) -> "Deployment":
         from litellm.types.router import Deployment, LiteLLM_Params, ModelInfo

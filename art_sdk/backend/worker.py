@@ -21,7 +21,7 @@ from ..store.batch import ClaimedGroup, Outcome
 from ..store.database import Database
 from ..store.reasons import Reason
 from ..store.steps import Step
-from ..training.step import StepResult, Trainer
+from ..training.step import StepResult, Trainer, claim_metrics
 from .options import BackendOptions
 
 log = logging.getLogger("art_sdk.worker")
@@ -104,7 +104,7 @@ class Worker:
                 for g in groups
                 for member in g.members
             )
-            return StepResult(False, str(error), outcomes, {"groups": float(len(groups))})
+            return StepResult(False, str(error), outcomes, claim_metrics(groups, outcomes))
 
     @contextlib.contextmanager
     def _lease(self) -> Iterator[list[ClaimedGroup]]:

@@ -46,10 +46,10 @@ class TrainingOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    loss: str = "dapo"
+    loss: Literal["dapo"] = "dapo"
     """Name in `art_sdk.training.losses.LOSSES`."""
 
-    advantage: str = "group"
+    advantage: Literal["group"] = "group"
     """Name in `art_sdk.training.advantages.ADVANTAGES`."""
 
     scale_by_std: bool = False

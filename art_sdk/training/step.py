@@ -25,7 +25,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
-from ..errors import ConfigError, TrainingError
+from ..errors import TrainingError
 from ..store.batch import ClaimedGroup, Outcome
 from ..store.reasons import Reason
 from .advantages import ADVANTAGES
@@ -79,8 +79,8 @@ class Trainer:
         Raises `ConfigError` for an unknown loss or advantage, `TrainingError` for what can't be loaded
         and for a model that can't take the layout that the options insist on.
         """
-        self._loss = _registered("loss", options.loss, LOSSES)
-        self._advantage = _registered("advantage", options.advantage, ADVANTAGES)
+        self._loss = LOSSES[options.loss]
+        self._advantage = ADVANTAGES[options.advantage]
         self.base_model = base_model
         self.lora = lora
         self.options = options
@@ -102,7 +102,7 @@ class Trainer:
         """
         started = time.perf_counter()
         selection = select(groups, current_version=self.version, options=self.options)
-        metrics = _claim_metrics(groups, selection.left_out)
+        metrics = claim_metrics(groups, selection.left_out)
         if not selection.groups:
             metrics |= dict.fromkeys(("trajectories", "calls", "tokens", "dense_tokens", "unique_tokens"), 0)
             metrics["seconds"] = time.perf_counter() - started
@@ -237,12 +237,6 @@ class Trainer:
             )
 
 
-def _registered(kind: str, name: str, registry: Mapping[str, _Algorithm]) -> _Algorithm:
-    if name not in registry:
-        raise ConfigError(f"{kind}={name!r} is unknown; choose one of {', '.join(sorted(registry))}.")
-    return registry[name]
-
-
 def _per_token(advantages: Mapping[str, float], batch: MicroBatch) -> Tensor:
     per_call = torch.tensor([advantages[call.trajectory_id] for call in batch.calls], device=batch.calls_T.device)
     return per_call[batch.calls_T]
@@ -272,7 +266,8 @@ def _cut(call: Call) -> Call:
     )
 
 
-def _claim_metrics(groups: Sequence[ClaimedGroup], left_out: Sequence[Outcome]) -> dict[str, float]:
+def claim_metrics(groups: Sequence[ClaimedGroup], left_out: Sequence[Outcome]) -> dict[str, float]:
+    """What a claim says of itself, before any training: groups, the share without variance, rewards."""
     rewards = [
         member.reward
         for group in groups

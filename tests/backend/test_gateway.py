@@ -367,11 +367,78 @@ async def test_an_unknown_model_is_404_and_lists_the_names(setting: Setting) -> 
     assert "support, support@0, support@17, tiny-base" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b'{"messages": []}', b'{"model": 3}', b'{"model": NaN}', b"\xff"])
+NESTED = b'{"model": "support", "messages": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", b'{"messages": []}', b'{"model": 3}', b'{"model": NaN}', b"\xff", NESTED]
+)
 async def test_what_is_no_request_is_400(setting: Setting, body: bytes) -> None:
     answer = await setting.client.post("/v1/chat/completions", content=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "named"),
+    [
+        ("/v1/chat/completions", {"stream": "false"}, "stream"),
+        ("/v1/chat/completions", {"stream": 1}, "stream"),
+        ("/v1/chat/completions", {"logprobs": 5}, "logprobs"),
+        ("/v1/chat/completions", {"top_logprobs": 2}, "top_logprobs"),
+        ("/v1/chat/completions", {"return_token_ids": "yes"}, "return_token_ids"),
+        ("/v1/completions", {"stream": "true"}, "stream"),
+        ("/v1/completions", {"echo": True}, "echo"),
+        ("/v1/completions", {"echo": "no"}, "echo"),
+    ],
+)
+async def test_a_parameter_that_the_gateway_goes_by_must_be_right(
+    setting: Setting, path: str, given: dict[str, Any], named: str
+) -> None:
+    answer = await setting.client.post(path, json={"model": "support", "messages": [], "prompt": "Hi", **given})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == named
+    assert f"'{named}'" in answer.json()["error"]["message"]
+    assert setting.engine.requests == []
+
+
+async def test_such_a_parameter_may_be_null_or_false(setting: Setting) -> None:
+    body = {**CHAT, "stream": None, "logprobs": False, "top_logprobs": 0, "return_token_ids": False}
+    assert (await setting.client.post("/v1/chat/completions", json=body)).status_code == 200
+    body = {"model": "support", "prompt": "Hi", "echo": False, "logprobs": 0}
+    assert (await setting.client.post("/v1/completions", json=body)).status_code == 200
+
+
+async def test_half_a_character_in_a_models_name_is_a_name_that_is_not_known(setting: Setting) -> None:
+    answer = await setting.client.post("/v1/chat/completions", content=b'{"model": "\\ud800", "messages": []}')
+    assert answer.status_code == 404
+    assert "\\ud800" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/v1/nothing", 404), ("GET", "/v1/chat/completions", 405)]
+)
+async def test_a_route_that_is_not_there_is_an_error_in_the_apis_form(
+    setting: Setting, method: str, path: str, status: int
+) -> None:
+    answer = await setting.client.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert path in answer.json()["error"]["message"]
+    assert ("allow" in answer.headers) == (status == 405)
+
+
+async def test_a_fault_of_the_gateways_own_is_500_in_the_apis_form(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: PolicyRouter, name: str) -> None:
+        raise RuntimeError("secret insides")
+
+    monkeypatch.setattr(PolicyRouter, "pick", broken)
+    answer = await setting.client.post("/v1/chat/completions", json=CHAT)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
+    assert "secret" not in answer.text
 
 
 async def test_an_engine_that_is_down_is_503(setting: Setting) -> None:

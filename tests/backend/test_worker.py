@@ -1,13 +1,17 @@
-"""What the worker finds in the folder of its versions, and when a process is worth another start."""
+"""What the worker finds in the folder of its versions, what it says of a step that failed, and when a process is worth
+another start."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from art_sdk.backend.local import may_restart
+from art_sdk.backend.local import LocalBackend, may_restart
 from art_sdk.backend.options import BackendOptions
-from art_sdk.backend.worker import _set_aside_unrecorded
-from art_sdk.errors import ConfigError
+from art_sdk.backend.worker import Worker, _set_aside_unrecorded
+from art_sdk.errors import ConfigError, TrainingError
+from art_sdk.store.batch import ClaimedGroup, Member
+from art_sdk.store.reasons import Reason
 
 
 def options_in(home: Path) -> BackendOptions:
@@ -41,3 +45,37 @@ def test_a_process_that_keeps_dying_is_given_up() -> None:
     assert may_restart([0.0, 10.0, 20.0], 20.0)
     assert not may_restart([0.0, 10.0, 20.0, 30.0], 30.0)
     assert may_restart([0.0, 10.0, 20.0, 700.0], 700.0)
+
+
+def test_a_step_whose_loss_is_not_finite_says_what_was_claimed() -> None:
+    class Broken:
+        def step(self, groups: Any) -> None:
+            raise TrainingError("loss is not finite")
+
+    worker = Worker.__new__(Worker)
+    worker._trainer = Broken()  # type: ignore[assignment]
+    members = tuple(
+        Member(name, "handle", "finished", reward, masked=False, completions=())
+        for name, reward in (("a", 1.0), ("b", 0.0))
+    )
+    result = worker._learn([ClaimedGroup("g", "support", members)])
+    assert (result.learned, result.why) == (False, "loss is not finite")
+    assert {outcome.reason for outcome in result.outcomes} == {Reason.NOT_FINITE}
+    assert (result.metrics["groups"], result.metrics["reward_mean"], result.metrics["reward_std"]) == (1, 0.5, 0.5)
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_a_base_model_without_a_name_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="base_model is empty"):
+        LocalBackend(base_model=name, policy="support", home=tmp_path)
+
+
+def test_a_base_model_in_the_folder_at_hand_is_asked_for_by_the_folders_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    monkeypatch.chdir(folder)
+    backend = LocalBackend(base_model=".", policy="support", home=tmp_path / "home")
+    assert (backend.options.base_name, backend.options.base_model) == ("tiny", str(folder))

@@ -1,14 +1,17 @@
 from dataclasses import replace
+from typing import get_args
 
 import msgspec
 import pytest
 import torch
+from pydantic import ValidationError
 
 from art_sdk.capture.records import Completion
-from art_sdk.errors import ConfigError, TrainingError
+from art_sdk.errors import TrainingError
 from art_sdk.store.batch import ClaimedGroup
 from art_sdk.store.reasons import Reason
 from art_sdk.training import step as step_module
+from art_sdk.training.advantages import ADVANTAGES
 from art_sdk.training.batch import padded_batches, token_logprobs
 from art_sdk.training.losses import LOSSES, Loss, LossInputs, LossOutputs
 from art_sdk.training.options import LoraOptions, TrainingOptions
@@ -193,9 +196,11 @@ def test_a_loss_or_gradient_that_is_not_finite_names_the_trajectory_and_changes_
     assert same(before, adapter_weights(trainer))
 
 
-def test_unknown_algorithms_are_refused_with_the_known_ones(base_model: str, lora: LoraOptions) -> None:
-    with pytest.raises(ConfigError, match="'ppo2' is unknown; choose one of dapo"):
-        Trainer(base_model, lora, TrainingOptions(loss="ppo2"))
+def test_the_options_name_the_algorithms_that_there_are() -> None:
+    for name, registry in (("loss", LOSSES), ("advantage", ADVANTAGES)):
+        assert set(get_args(TrainingOptions.model_fields[name].annotation)) == set(registry)
+        with pytest.raises(ValidationError, match=f"{name}\n.*{next(iter(registry))}"):
+            TrainingOptions(**{name: "ppo2"})
 
 
 def test_steps_make_rewarded_tokens_likelier(base_model: str, lora: LoraOptions) -> None:
