@@ -6,13 +6,19 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import psutil
 import pytest
+from sqlalchemy import select
 
+import art_sdk as art
+from art_sdk.capture.journal import read_frames
+from art_sdk.capture.records import Completion
+from art_sdk.store import open_store, tables
+from art_sdk.training.options import LoraOptions
 from examples.tiny_model import tiny_model
 
 pytestmark = pytest.mark.engine
@@ -105,10 +111,13 @@ def test_an_agent_elsewhere_is_trained_and_answered_by_newer_versions(
     assert len(processes) >= 6  # worker, gateway and engine, each with its guard
     up.send_signal(signal.SIGKILL)  # nobody is left to clean up
     up.wait()
-    deadline = time.monotonic() + 30
-    while any(process.is_running() for process in processes) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not [process for process in processes if process.is_running()]
+    assert not left_of(processes, wait=30)
+
+
+def left_of(processes: list[psutil.Process], wait: float) -> list[psutil.Process]:
+    """Those that still run after so many seconds; one that only waits for init to take note of its end does not."""
+    _, alive = psutil.wait_procs(processes, timeout=wait)
+    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
@@ -122,3 +131,61 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     assert f"port {port}" in output
     assert "in use" in output
     assert "Traceback" not in output
+
+
+def test_ctrl_c_ends_everything_with_a_stream_under_way(up: "subprocess.Popen[str]", tmp_path: Path) -> None:
+    variables = read_exports(up)
+    processes = psutil.Process(up.pid).children(recursive=True)
+    client = openai.OpenAI(
+        base_url=variables["OPENAI_BASE_URL"], api_key=variables["OPENAI_API_KEY"], max_retries=0, timeout=60
+    )
+    stream = client.chat.completions.create(
+        model="order-desk",
+        messages=[{"role": "user", "content": "Count from one to a thousand."}],
+        max_tokens=200,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    next(iter(stream))
+    up.send_signal(signal.SIGINT)
+    output, _ = up.communicate(timeout=120)
+    assert up.returncode == 0, output
+    assert "stopping" in output
+    assert "Traceback" not in output
+    assert not left_of(processes, wait=0)
+    assert "aborted" in sampled(tmp_path / "backend"), "what was sampled until then is recorded"
+
+
+def sampled(home: Path) -> list[str | None]:
+    """The finish reasons of what the gateway recorded, whether it is in the store or still in its journal."""
+    with open_store(f"sqlite:///{home / 'art.db'}") as store, store.database.read() as connection:
+        stored = list(connection.execute(select(tables.completions.c.finish_reason)).scalars())
+    waiting = [
+        record.finish_reason
+        for path in (home / "journal").glob("*.journal")
+        for _, record in read_frames(path.read_bytes())
+        if isinstance(record, Completion)
+    ]
+    return stored + waiting
+
+
+def test_a_backend_that_was_left_by_an_exception_serves_again(tmp_path: Path) -> None:
+    backend = art.LocalBackend(
+        base_model=tiny_model(), policy="order-desk", home=tmp_path, lora=LoraOptions(rank=8), max_model_len=256
+    )
+    here = psutil.Process()
+    before = set(here.children(recursive=True))
+
+    def fail_inside() -> None:
+        with backend:
+            answer = openai.OpenAI().chat.completions.create(
+                model="order-desk", messages=[{"role": "user", "content": "Hi"}], max_tokens=4
+            )
+            assert answer.model == "order-desk@0"
+            raise LookupError("mine")
+
+    for _ in range(2):
+        with pytest.raises(LookupError, match="mine"):
+            fail_inside()
+        assert set(here.children(recursive=True)) <= before
+        assert os.environ.get("OPENAI_BASE_URL") != backend.env["OPENAI_BASE_URL"]

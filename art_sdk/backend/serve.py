@@ -7,8 +7,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
@@ -46,11 +48,17 @@ async def serve(options: BackendOptions, gateway_key: str, engine_key: str) -> N
         publishing = asyncio.create_task(Publisher(options, database, engine, router).run())
         # A gateway that no longer publishes would serve old versions without a word: it ends, and is started again.
         publishing.add_done_callback(lambda _: setattr(server, "should_exit", True))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _told)
         await server.serve()
         publishing.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await publishing
     database.close()
+
+
+def _told(number: int, frame: FrameType | None) -> None:
+    """uvicorn ends at the signal and then raises it again, which would end this process before it has written all."""
 
 
 def main() -> None:
