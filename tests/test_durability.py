@@ -10,14 +10,11 @@ from pathlib import Path
 
 import pytest
 from cli_runner import invoke
-from fresh import home, stored, template
 
 import art_sdk as art
 from art_sdk.capture import guard, journal
 from art_sdk.capture.records import Reward, SpanEnd
 from art_sdk.store import Store
-
-__all__ = ["home", "stored", "template"]  # fixtures
 
 Stored = Callable[[], Store]
 

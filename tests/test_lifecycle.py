@@ -7,14 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fresh import home, stored, template
 
 import art_sdk as art
 from art_sdk import lifecycle
 from art_sdk.capture import journal
 from art_sdk.store import Store, open_store
-
-__all__ = ["home", "stored", "template"]  # fixtures
 
 
 @art.trajectory

@@ -7,12 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fresh import stored
 
 from art_sdk import cli
 from art_sdk.store import Store
-
-__all__ = ["stored"]
 
 pytestmark = pytest.mark.slow  # whole programs
 

@@ -15,7 +15,6 @@ import msgspec
 import pytest
 import stub_api
 import typer
-from fresh import home, template
 from pytest_examples import CodeExample, EvalExample, find_examples
 from pytest_examples.config import ExamplesConfig
 
@@ -25,8 +24,6 @@ from art_sdk.backend.gateway import RewardRequest
 from art_sdk.capture import guard
 from art_sdk.cli import app
 from art_sdk.training.options import LoraOptions, TrainingOptions
-
-__all__ = ["home", "template"]  # fixtures
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))

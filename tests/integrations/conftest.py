@@ -4,13 +4,10 @@ from typing import Any
 
 import pytest
 import stub_api
-from fresh import home, stored, template
 from stub_api import StubApi
 
 from art_sdk.store import Store
 from art_sdk.store.reading import Span, Trajectory
-
-__all__ = ["home", "stored", "template"]
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,16 @@
 
 from typing import Any
 
+import pytest
+
 from art_sdk.capture import spans as names
 from art_sdk.capture.content import to_content
 from art_sdk.capture.records import Completion, Content, Group, Reward, SpanEnd, SpanStart
 
 SECOND = 1_000_000_000
+
+on_sqlite = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+on_postgres = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 
 
 def identity(number: int) -> str:

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,18 @@ class _Undo(Exception):
     pass
 
 
-@pytest.fixture(scope="module")
-def shared(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    path = tmp_path_factory.mktemp("apply") / "art.db"
-    shutil.copy(template, path)
-    database = Database(f"sqlite:///{path}")
-    yield database
-    database.close()
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def shared(request: pytest.FixtureRequest, template: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with ExitStack() as stack:
+        if request.param == "sqlite":
+            path = tmp_path_factory.mktemp("apply") / "art.db"
+            shutil.copy(template, path)
+            url = f"sqlite:///{path}"
+        else:
+            url = stack.enter_context(request.getfixturevalue("server").database())
+        database = Database(url)
+        yield database
+        database.close()
 
 
 def rows_after(database: Database, batches: Sequence[Sequence[Record]]) -> Rows:

@@ -1,7 +1,6 @@
 """Opening a store: migrated, private, and clear about what is wrong."""
 
 import os
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -13,11 +12,13 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 import art_sdk as art
+from art_sdk.settings import Settings
 from art_sdk.store import Store, open_store
 from art_sdk.store import tables as t
+from art_sdk.store.apply import apply
 from art_sdk.store.database import SCHEMA, Database
 
-from .build import end
+from .build import SECOND, end
 
 
 def test_the_migrations_make_the_tables_that_the_code_uses(database: Database) -> None:
@@ -125,12 +126,12 @@ def test_an_unknown_or_ambiguous_id_is_a_store_error(database: Database, write: 
 # At the same time
 
 
-def test_two_threads_may_open_a_new_store_at_once(tmp_path: Path) -> None:
+def test_two_threads_may_open_a_new_store_at_once(empty_url: str) -> None:
     faults: list[Exception] = []
 
     def begin() -> None:
         try:
-            Database(f"sqlite:///{tmp_path}/art.db").close()
+            Database(empty_url).close()
         except Exception as error:
             faults.append(error)
 
@@ -145,7 +146,7 @@ def test_two_threads_may_open_a_new_store_at_once(tmp_path: Path) -> None:
 def test_a_failed_transaction_leaves_nothing_behind(database: Database, write: Callable[..., None]) -> None:
     def fail_midway() -> None:
         with database.write() as connection:
-            connection.exec_driver_sql("INSERT INTO contents VALUES ('h', x'00')")
+            connection.exec_driver_sql("INSERT INTO contents VALUES ('h', '00')")
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -156,8 +157,6 @@ def test_a_failed_transaction_leaves_nothing_behind(database: Database, write: C
 
 def test_readers_are_not_held_up_by_a_writer(database: Database, write: Callable[..., None]) -> None:
     write(end(1))
-    stranger = sqlite3.connect(database.engine.url.database or "", isolation_level=None)
-    stranger.execute("BEGIN IMMEDIATE")
-    assert len(list(Store(database).trajectories())) == 1
-    stranger.rollback()
-    stranger.close()
+    with database.write() as connection:
+        apply(connection, [end(2)], journal="a-1", settings=Settings(), now=SECOND)
+        assert len(list(Store(database).trajectories())) == 1

@@ -2,12 +2,12 @@
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from art_sdk.capture.records import Record, Reward
 from art_sdk.store import Store, open_store
 from art_sdk.store import tables as t
 
-from .build import end, identity, reward, start
+from .build import end, identity, on_sqlite, reward, start
 
 Stored = Callable[[], Store]
+Locked = Callable[[], AbstractContextManager[None]]
 
 
 def journals(home: Path) -> list[Path]:
@@ -141,40 +142,34 @@ def test_files_of_others_in_the_folder_are_left_alone(stored: Stored, home: Path
 
 
 @pytest.mark.slow
-def test_a_store_that_is_locked_for_two_seconds_loses_nothing(stored: Stored, home: Path) -> None:
+def test_a_store_that_is_locked_for_two_seconds_loses_nothing(stored: Stored, home: Path, locked: Locked) -> None:
     @art.trajectory
     def handle(n: int) -> None: ...
 
     handle(0)
     assert art.flush(10)
-    stranger = sqlite3.connect(home / "art.db", isolation_level=None)
-    stranger.execute("PRAGMA journal_mode")
-    stranger.execute("BEGIN EXCLUSIVE")
-    before = time.monotonic()
-    for n in range(1, 20):
-        handle(n)
-    assert time.monotonic() - before < 1, "the agent must not wait for the store"
-    assert art.flush(0.2) is False
-    time.sleep(max(0.0, 2 - (time.monotonic() - before)))
-    stranger.rollback()
-    stranger.close()
+    with locked():
+        before = time.monotonic()
+        for n in range(1, 20):
+            handle(n)
+        assert time.monotonic() - before < 1, "the agent must not wait for the store"
+        assert art.flush(0.2) is False
+        time.sleep(max(0.0, 2 - (time.monotonic() - before)))
     assert len(list(stored().trajectories())) == 20
 
 
-def test_flush_gives_up_after_its_timeout_and_works_later(home: Path) -> None:
+def test_flush_gives_up_after_its_timeout_and_works_later(home: Path, locked: Locked) -> None:
     wake()
     assert art.flush(10)
-    stranger = sqlite3.connect(home / "art.db", isolation_level=None)
-    stranger.execute("BEGIN EXCLUSIVE")
-    wake()
-    before = time.monotonic()
-    assert art.flush(0.1) is False
-    assert 0.05 < time.monotonic() - before < 1
-    stranger.rollback()
-    stranger.close()
+    with locked():
+        wake()
+        before = time.monotonic()
+        assert art.flush(0.1) is False
+        assert 0.05 < time.monotonic() - before < 1
     assert art.flush(10) is True
 
 
+@on_sqlite
 def test_a_store_that_cannot_be_opened_is_said_once_and_used_when_it_is_back(
     home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -196,6 +191,7 @@ def test_a_store_that_cannot_be_opened_is_said_once_and_used_when_it_is_back(
     assert "the trajectory store is back" in caplog.text
 
 
+@on_sqlite
 def test_a_missing_driver_leaves_the_records_in_the_journal(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -215,6 +211,7 @@ def test_a_missing_driver_leaves_the_records_in_the_journal(
     assert journals(home)
 
 
+@on_sqlite
 def test_the_store_stays_where_it_was_when_the_program_changes_its_folder(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,12 +261,13 @@ print(json.dumps(art.flush(30)))
 
 
 @pytest.mark.slow
-def test_two_processes_write_at_once_and_nothing_is_lost(home: Path) -> None:
-    (home / "art.db").unlink()  # they race for the migration too
+@on_sqlite
+def test_two_processes_write_at_once_and_nothing_is_lost(home: Path, empty_url: str) -> None:
+    # They race for the migration too.
     workers = [
         subprocess.Popen(
             [sys.executable, "-c", _WRITER, who],
-            env=os.environ | {"ART_HOME": str(home)},
+            env=os.environ | {"ART_HOME": str(home), "ART_STORE_URL": empty_url},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -289,7 +287,7 @@ def test_two_processes_write_at_once_and_nothing_is_lost(home: Path) -> None:
         thread.join()
     assert [json.loads(out) for out, _ in answers] == [True, True], answers
     assert [err for _, err in answers] == ["", ""]
-    with open_store(f"sqlite:///{home}/art.db") as store:
+    with open_store(empty_url) as store:
         seen = {(run.input["who"], run.input["n"], run.reward, run.status) for run in store.trajectories()}
     assert seen == {(who, n, float(n), "finished") for who in "ab" for n in range(100)}
     assert journals(home) == []

@@ -1,3 +1,0 @@
-from fresh import home, stored, template
-
-__all__ = ["home", "stored", "template"]
