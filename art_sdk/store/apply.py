@@ -5,12 +5,15 @@ inserts what is new and leaves what is there; only the end of a span overwrites 
 shorter one.
 """
 
+import zlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import msgspec
-from sqlalchemy import JSON, ColumnElement, Connection, Dialect, Table, Text, cast, func, select, update
+from sqlalchemy import JSON, ColumnElement, Connection, Dialect, Table, Text, cast, func, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ..capture import spans as names
@@ -21,8 +24,27 @@ from .queue import join_derived_groups, refresh_groups
 from .reading import chunks, pack, pack_content
 
 
+@dataclass(frozen=True)
+class Touched:
+    """What records say something new about."""
+
+    summed: set[str]
+    """Trajectories whose reward may have changed."""
+    settled: set[str]
+    """Trajectories whose group may be ready now."""
+    tasks: dict[str, str | None]
+    """Trajectories of ordinary traffic that have ended, with their task key."""
+    announced: set[str]
+    """Groups."""
+
+
 def apply(connection: Connection, records: Iterable[Record], *, journal: str, settings: Settings, now: int) -> None:
-    """Write the records in the caller's transaction. `now` is in nanoseconds since the epoch."""
+    """Write the records, for whoever writes alone. `now` is in nanoseconds since the epoch."""
+    derive(connection, insert_records(connection, records, journal=journal, settings=settings), settings, now)
+
+
+def insert_records(connection: Connection, records: Iterable[Record], *, journal: str, settings: Settings) -> Touched:
+    """The rows that are the records' own. Where others write at the same time, commit before `derive`."""
     by_kind: dict[type, list[Any]] = {}
     for record in records:
         by_kind.setdefault(type(record), []).append(record)
@@ -46,20 +68,55 @@ def apply(connection: Connection, records: Iterable[Record], *, journal: str, se
     insert_new(connection, t.rewards, [msgspec.structs.asdict(reward) for reward in rewards])
     insert_new(connection, t.completions, [_completion(completion) for completion in completions])
 
-    ended = [end.trajectory_id for end in ends if end.parent_id is None]
+    roots = [end for end in ends if end.parent_id is None]
+    ended = {end.trajectory_id for end in roots}
     begun = {start.trajectory_id for start in starts if start.parent_id is None}
-    _sum_rewards(connection, {reward.trajectory_id for reward in rewards} | begun | set(ended))
-    ordinary = {
-        end.trajectory_id: end.attributes.get(names.TASK_KEY)
-        for end in ends
-        if end.parent_id is None and names.GROUP_ID not in end.attributes and end.attributes.get(names.TRAIN, True)
-    }
-    join_derived_groups(connection, ordinary, settings, now)
-    touched = (
-        {r.trajectory_id for r in rewards} | set(ended) | {c.trajectory_id for c in completions if c.trajectory_id}
+    rewarded = {reward.trajectory_id for reward in rewards}
+    return Touched(
+        summed=rewarded | begun | ended,
+        settled=rewarded | ended | {c.trajectory_id for c in completions if c.trajectory_id},
+        tasks={
+            end.trajectory_id: end.attributes.get(names.TASK_KEY)
+            for end in roots
+            if names.GROUP_ID not in end.attributes and end.attributes.get(names.TRAIN, True)
+        },
+        announced={group.id for group in by_kind.get(Group, ())},
     )
-    announced = {group.id for group in by_kind.get(Group, ())}
-    refresh_groups(connection, _groups_of(connection, touched) | announced, now)
+
+
+def derive(connection: Connection, touched: Touched, settings: Settings, now: int) -> None:
+    """What follows from all the rows that are there: sums of rewards, groups, whether they are ready.
+
+    Two writers each see what the other has committed. So the one that derives last, after both have committed their
+    rows, sees the rows of both; the locks see to it that there is a last one.
+    """
+    if connection.dialect.name == "postgresql":
+        _lock(connection, touched)
+    _sum_rewards(connection, touched.summed)
+    join_derived_groups(connection, touched.tasks, settings, now)
+    refresh_groups(connection, _groups_of(connection, touched.settled) | touched.announced, now)
+
+
+_TASK_LOCK = 7310838
+
+
+def _lock(connection: Connection, touched: Touched) -> None:
+    """Hold up other writers that derive from the same trajectories, tasks or groups. All take their locks in this
+    order, so none waits in a circle. Tasks share 256 locks: a server has room for few."""
+    tasks = sorted({key for key in touched.tasks.values() if key is not None})
+    given = {
+        "tasks": tasks,
+        "tasks_hashed": sorted({zlib.crc32(key.encode()) % 256 for key in tasks}),
+        "trajectories": sorted(touched.summed | touched.settled),
+        "groups": sorted(touched.announced),
+    }
+    for statement in (
+        f"SELECT pg_advisory_xact_lock({_TASK_LOCK}, task) FROM unnest(CAST(:tasks_hashed AS integer[])) AS task",
+        "SELECT 1 FROM trajectories WHERE id = ANY(:trajectories) ORDER BY id FOR UPDATE",
+        """SELECT 1 FROM groups WHERE status = 'open' AND (task_key = ANY(:tasks) OR id = ANY(:groups)
+           OR id IN (SELECT group_id FROM trajectories WHERE id = ANY(:trajectories))) ORDER BY id FOR UPDATE""",
+    ):
+        connection.execute(text(statement), given)
 
 
 _ENDING = ("status", "ended_at", "input", "output", "error", "policy", "details")
@@ -165,6 +222,8 @@ def _write(
     SQLAlchemy's work on each value would be most of its time."""
     if not rows:
         return
+    if connection.dialect.name == "postgresql":  # in one order, or two writers would wait for each other
+        rows = sorted(rows, key=itemgetter(*(column.name for column in table.primary_key)))
     columns = tuple(rows[0])
     sql, names = _compiled(connection.dialect, table, columns, overwrite, when)
     for name in columns:

@@ -50,6 +50,11 @@ class Database:
     def dialect(self) -> str:
         return self.engine.dialect.name
 
+    @property
+    def one_writer(self) -> bool:
+        """Whether a write transaction has the whole store to itself."""
+        return self.dialect == "sqlite"
+
     @contextmanager
     def read(self) -> Iterator[Connection]:
         with self._errors(), self.engine.connect() as connection, connection.begin():

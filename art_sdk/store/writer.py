@@ -1,7 +1,8 @@
 """The writer: a thread that drains journals into the store, its own process's and those of the dead.
 
-Position and rows are written in one transaction, so a writer killed at any moment continues where
-the store says. While the store is away the records wait in the journal; the log says so once.
+The position is written last, in one transaction with what follows from the rows, so a writer killed at any
+moment continues where the store says; records that it applies again change nothing. While the store is away
+the records wait in the journal; the log says so once.
 """
 
 import fcntl
@@ -12,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import Connection, delete, select, update
 
 from ..capture import guard, journal
 from ..capture.health import Health, backlog
@@ -21,7 +22,7 @@ from ..capture.records import Record
 from ..errors import StoreError
 from ..settings import Settings
 from . import tables as t
-from .apply import apply, upsert
+from .apply import Touched, derive, insert_records, upsert
 from .database import Database, RecordsRefused
 from .queue import refresh_groups
 
@@ -201,10 +202,19 @@ class Writer:
                 self._transaction(path, [], row)
 
     def _transaction(self, path: Path, records: list[Record], row: dict[str, Any] | None) -> None:
-        with self._open().write() as connection:
-            apply(connection, records, journal=_owner(path), settings=self._settings, now=time.time_ns())
-            if row is not None:
-                upsert(connection, t.journals, [row], ("position",))
+        database = self._open()
+        with database.write() as connection:
+            touched = insert_records(connection, records, journal=_owner(path), settings=self._settings)
+            if database.one_writer:
+                self._derive(connection, touched, row)
+        if not database.one_writer:
+            with database.write() as connection:
+                self._derive(connection, touched, row)
+
+    def _derive(self, connection: Connection, touched: Touched, row: dict[str, Any] | None) -> None:
+        derive(connection, touched, self._settings, time.time_ns())
+        if row is not None:
+            upsert(connection, t.journals, [row], ("position",))
 
     def health(self) -> Health:
         """Of this process and its folder."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from art_sdk.capture import spans as names
 from art_sdk.store import tables as t
@@ -212,6 +212,12 @@ def five(write: Write) -> None:
         )
 
 
+def expire(database: Database) -> None:
+    """Let all leases have run out."""
+    with database.write() as connection:
+        connection.execute(update(t.claims).where(t.claims.c.expires_at.is_not(None)).values(expires_at=1))
+
+
 def test_a_call_with_masked_content_is_left_out_of_what_is_trained_on(database: Database, write: Write) -> None:
     masked = msgspec.structs.replace(completion(1, "r1"), span_id=b"r1".hex().zfill(16))
     kept = msgspec.structs.replace(completion(1, "r2"), span_id=b"r2".hex().zfill(16))
@@ -237,17 +243,17 @@ def test_a_claim_hands_over_members_with_their_completions_oldest_first(database
 
 @pytest.mark.usefixtures("five")
 def test_a_claimed_group_comes_back_when_its_lease_runs_out(database: Database) -> None:
-    assert len(claim(database, "support", owner="a", limit=9, lease_seconds=0.05)) == 5
+    assert len(claim(database, "support", owner="a", limit=9, lease_seconds=60)) == 5
     assert claim(database, "support", owner="b", limit=9, lease_seconds=60) == []
-    time.sleep(0.06)
+    expire(database)
     assert len(claim(database, "support", owner="b", limit=9, lease_seconds=60)) == 5
 
 
 @pytest.mark.usefixtures("five")
 def test_a_renewed_lease_lasts(database: Database) -> None:
-    claim(database, "support", owner="a", limit=9, lease_seconds=0.05)
+    claim(database, "support", owner="a", limit=9, lease_seconds=60)
+    expire(database)
     renew(database, "support", owner="a", lease_seconds=60)
-    time.sleep(0.06)
     assert claim(database, "support", owner="b", limit=9, lease_seconds=60) == []
 
 
@@ -261,18 +267,18 @@ def test_released_groups_can_be_claimed_at_once(database: Database) -> None:
 
 @pytest.mark.usefixtures("five")
 def test_finished_groups_are_never_claimed_again(database: Database) -> None:
-    claimed = claim(database, "support", owner="a", limit=9, lease_seconds=0.01)
+    claimed = claim(database, "support", owner="a", limit=9, lease_seconds=60)
     with database.write() as connection:
         finish_claims(connection, "support", owner="a", group_ids=[c.group_id for c in claimed], step=1)
-    time.sleep(0.02)
+    expire(database)
     release(database, "support", owner="a")
     assert claim(database, "support", owner="b", limit=9, lease_seconds=60) == []
 
 
 @pytest.mark.usefixtures("five")
 def test_who_lost_a_lease_cannot_finish_and_nothing_is_marked(database: Database) -> None:
-    claimed = claim(database, "support", owner="a", limit=2, lease_seconds=0.01)
-    time.sleep(0.02)
+    claimed = claim(database, "support", owner="a", limit=2, lease_seconds=60)
+    expire(database)
     claim(database, "support", owner="b", limit=1, lease_seconds=60)
     ids = [c.group_id for c in claimed]
     with pytest.raises(LeaseLost, match="1 of 2 groups were claimed by another worker"), database.write() as connection:
