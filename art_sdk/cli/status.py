@@ -4,9 +4,10 @@ import time
 
 from rich.table import Table
 
+from ..capture.health import backlog
 from ..settings import get_settings
 from ..store import queue, reading, steps
-from .console import StoreOption, console, existing_store, when
+from .console import NO_POLICY, StoreOption, console, existing_store, when
 
 
 def status(store: StoreOption = None) -> None:
@@ -17,7 +18,9 @@ def status(store: StoreOption = None) -> None:
         counts = reading.count_by_status(database)
         total = ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none yet"
         console.print(f"captured  {total}", highlight=False)
-        console.print(f"journal   {_journal_bytes()} bytes wait in {get_settings().home / 'journal'}", highlight=False)
+        folder = get_settings().home / "journal"
+        waiting, _ = backlog(folder, reading.drained_positions(database))
+        console.print(f"journal   {waiting} bytes wait in {folder}", highlight=False)
         table = Table(box=None, header_style="bold")
         for title in ("policy", "answered by", "groups ready", "steps", "last step"):
             table.add_column(title)
@@ -34,8 +37,4 @@ def status(store: StoreOption = None) -> None:
         if table.row_count:
             console.print(table)
         else:
-            console.print("no policy yet: art up --base-model FOLDER --policy NAME")
-
-
-def _journal_bytes() -> int:
-    return sum(path.stat().st_size for path in (get_settings().home / "journal").glob("*.journal"))
+            console.print(NO_POLICY)

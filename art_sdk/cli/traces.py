@@ -1,5 +1,6 @@
 """`art traces`: the trajectories, and one of them as a tree."""
 
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,13 @@ def traces(
     name: Annotated[str | None, typer.Option(help="Only of this function.")] = None,
     status: Annotated[str | None, typer.Option(help="Only with this status: finished, failed, …")] = None,
     policy: Annotated[str | None, typer.Option(help="Only answered by, or meant for, this policy.")] = None,
+    version: Annotated[int | None, typer.Option(help="Only answered by this version.")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Only with a reward of at least this.")] = None,
+    max_reward: Annotated[float | None, typer.Option(help="Only with a reward of at most this.")] = None,
+    since: Annotated[datetime | None, typer.Option(help="Only begun at this time or later.")] = None,
+    until: Annotated[datetime | None, typer.Option(help="Only begun before this time.")] = None,
+    tool: Annotated[str | None, typer.Option(help="Only where this tool was called.")] = None,
+    error: Annotated[str | None, typer.Option(help="Only whose error begins so: ValueError.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
     store: StoreOption = None,
 ) -> None:
@@ -30,7 +38,19 @@ def traces(
         table = Table(box=None, header_style="bold")
         for title in ("id", "started", "function", "status", "reward", "training"):
             table.add_column(title, justify="right" if title == "reward" else "left")
-        for found in opened.trajectories(name=name, status=status, policy=policy, limit=limit):
+        for found in opened.trajectories(
+            name=name,
+            status=status,
+            policy=policy,
+            version=version,
+            min_reward=min_reward,
+            max_reward=max_reward,
+            since=since,
+            until=until,
+            tool=tool,
+            error=error,
+            limit=limit,
+        ):
             table.add_row(
                 found.id[:12],
                 when(found.started_at),

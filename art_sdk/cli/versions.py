@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..store import steps
-from .console import StoreOption, console, existing_store, when
+from .console import NO_POLICY, StoreOption, console, existing_store, known_policies, when
 
 _COLORS = {"live": "green", "rejected": "red", "candidate": "cyan"}
 
@@ -18,11 +18,11 @@ def versions(
     """List the versions of a policy, with the step that made each."""
     with existing_store(store) as opened:
         database = opened.database
-        for name in [policy] if policy else steps.policies(database):
+        policies = known_policies(database, policy)
+        if not policies:
+            console.print(NO_POLICY)
+        for name in policies:
             found = steps.versions(database, name)
-            if not found:
-                console.print(f"there is no policy {name!r} in {database.name}")
-                raise typer.Exit(1)
             made = {step.version: step for step in steps.steps(database, name)}
             table = Table(box=None, header_style="bold", title=name, title_justify="left")
             for title in ("version", "status", "made", "reward", "tokens", "ratio", "folder or note"):

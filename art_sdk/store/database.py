@@ -43,8 +43,10 @@ class Database:
 
     @property
     def name(self) -> str:
-        """The URL without its password."""
-        return self.engine.url.render_as_string(hide_password=True)
+        """The URL as it was given, without its passwords."""
+        url = make_url(self.url)
+        hidden = {key: "hidden" for key in url.query if "password" in key.lower()}
+        return url.update_query_dict(hidden).render_as_string(hide_password=True)
 
     @property
     def dialect(self) -> str:
@@ -99,6 +101,14 @@ class Database:
             return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
+_POSTGRES_DEFAULTS = {
+    "application_name": "art-agent-sdk",
+    "connect_timeout": "10",
+    "keepalives_idle": "30",
+    "tcp_user_timeout": "30000",
+}
+
+
 def _create(url: str, create: bool) -> Engine:
     try:
         parsed = make_url(url)
@@ -106,6 +116,9 @@ def _create(url: str, create: bool) -> Engine:
             parsed = parsed.set(drivername="postgresql+psycopg")
         if parsed.get_backend_name() not in ("sqlite", "postgresql"):
             raise StoreError(f"the trajectory store must be sqlite:/// or postgresql://, got {parsed.drivername}://")
+        if parsed.get_backend_name() == "postgresql":
+            # libpq's own defaults wait for minutes on a server that has vanished.
+            parsed = parsed.set(query={**_POSTGRES_DEFAULTS, **parsed.query})
         engine = create_engine(parsed, pool_pre_ping=parsed.get_backend_name() == "postgresql")
     except ImportError as error:
         raise StoreError(

@@ -24,6 +24,7 @@ from . import tables as t
 from .batch import ClaimedGroup, Member
 from .database import Database
 from .reading import chunks, read_completions
+from .waiting import tell
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,7 @@ def _refresh(connection: Connection, group_ids: Sequence[str], now: int) -> None
     if ready:
         waiting = t.claims.c.group_id.in_(ready) & (t.claims.c.status == "waiting")
         connection.execute(update(t.claims).where(waiting).values(status="ready", ready_at=now))
+        tell(connection)
 
 
 def _members(connection: Connection, group_ids: Sequence[str]) -> dict[str, list[MemberState]]:
@@ -228,6 +230,7 @@ def release(database: Database, policy: str, *, owner: str) -> None:
         connection.execute(
             update(t.claims).where(_held(policy, owner)).values(status="ready", owner=None, expires_at=None)
         )
+        tell(connection)
 
 
 def finish_claims(connection: Connection, policy: str, *, owner: str, group_ids: Collection[str], step: int) -> None:

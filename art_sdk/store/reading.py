@@ -7,10 +7,11 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, func, select
+from sqlalchemy import Connection, RowMapping, exists, func, select
 
 from ..capture import spans as names
 from ..capture.records import Completion
@@ -196,18 +197,50 @@ class Store:
         self.database.close()
 
     def trajectories(
-        self, *, name: str | None = None, status: str | None = None, policy: str | None = None, limit: int | None = None
+        self,
+        *,
+        name: str | None = None,
+        status: str | None = None,
+        policy: str | None = None,
+        version: int | None = None,
+        min_reward: float | None = None,
+        max_reward: float | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        tool: str | None = None,
+        error: str | None = None,
+        limit: int | None = None,
     ) -> Iterator[Trajectory]:
-        """Newest first. `policy` also finds those that a policy answered without being named."""
-        c = t.trajectories.c
+        """Newest first; each filter that is given must hold.
+
+        `policy` also finds those that a policy answered without being named, `version` those that this version of it
+        answered (of any policy, where none is named). A reward range leaves out those without a reward. `since` and
+        `until` are about the start; a time without a zone is local. `tool` was called; `error` is how the error
+        begins: the exception's type (`ValueError`).
+        """
+        c, k, s = t.trajectories.c, t.completions.c, t.spans.c
         query = select(t.trajectories).order_by(c.started_at.desc(), c.id).limit(limit)
-        if name is not None:
-            query = query.where(c.name == name)
-        if status is not None:
-            query = query.where(c.status == status)
-        if policy is not None:
-            answered = select(t.completions.c.trajectory_id).where(t.completions.c.policy == policy)
-            query = query.where((c.policy == policy) | c.id.in_(answered))
+        for column, wanted in ((c.name, name), (c.status, status)):
+            if wanted is not None:
+                query = query.where(column == wanted)
+        if version is not None:
+            answered = select(k.trajectory_id).where(k.version == version)
+            query = query.where(c.id.in_(answered if policy is None else answered.where(k.policy == policy)))
+        elif policy is not None:
+            query = query.where((c.policy == policy) | c.id.in_(select(k.trajectory_id).where(k.policy == policy)))
+        if min_reward is not None:
+            query = query.where(c.reward >= min_reward)
+        if max_reward is not None:
+            query = query.where(c.reward <= max_reward)
+        if since is not None:
+            query = query.where(c.started_at >= int(since.timestamp() * 1e9))
+        if until is not None:
+            query = query.where(c.started_at < int(until.timestamp() * 1e9))
+        if tool is not None:
+            called = (s.operation == names.EXECUTE_TOOL) & (s.attributes[names.TOOL_NAME].as_string() == tool)
+            query = query.where(exists().where(s.trajectory_id == c.id, called))
+        if error is not None:
+            query = query.where(c.error.startswith(error, autoescape=True))
         with self.database.read() as connection:
             for row in connection.execution_options(yield_per=200).execute(query).mappings():
                 yield _trajectory(self.database, row)

@@ -95,6 +95,8 @@ def record_step(
     Raises `queue.LeaseLost`, with nothing recorded, where another worker has taken a group meanwhile.
     """
     with database.write() as connection:
+        # Locked, or two workers on Postgres would give their steps the same number.
+        connection.execute(select(t.policies).where(t.policies.c.name == policy).with_for_update())
         last = connection.execute(select(func.max(t.steps.c.step)).where(t.steps.c.policy == policy)).scalar()
         step = Step(policy, (last or 0) + 1, version, started_at, time.time_ns(), metrics, note)
         finish_claims(connection, policy, owner=owner, group_ids=[g.group_id for g in groups], step=step.step)

@@ -223,7 +223,8 @@ class Writer:
         return Health(waiting, oldest, **self._faults(), store_error=self._failing)
 
     def _faults(self) -> dict[str, Any]:
-        return {"dropped": self._journal.dropped, "unreadable": self._unreadable, "errors": dict(guard.errors)}
+        dropped = self._journal.dropped + journal.unopened
+        return {"dropped": dropped, "unreadable": self._unreadable, "errors": dict(guard.errors)}
 
     def _tell_faults(self) -> None:
         """Keep the counts in the store too, so that `art doctor` finds them from another process."""

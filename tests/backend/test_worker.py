@@ -8,10 +8,12 @@ import pytest
 
 from art_sdk.backend.local import LocalBackend, may_restart
 from art_sdk.backend.options import BackendOptions
-from art_sdk.backend.worker import Worker, _set_aside_unrecorded
-from art_sdk.errors import ConfigError, TrainingError
+from art_sdk.backend.worker import Worker, _set_aside_unrecorded, until_back
+from art_sdk.errors import ConfigError, StoreError, TrainingError
 from art_sdk.store.batch import ClaimedGroup, Member
+from art_sdk.store.database import RecordsRefused
 from art_sdk.store.reasons import Reason
+from art_sdk.store.steps import Step
 
 
 def options_in(home: Path) -> BackendOptions:
@@ -79,3 +81,43 @@ def test_a_base_model_in_the_folder_at_hand_is_asked_for_by_the_folders_name(
     monkeypatch.chdir(folder)
     backend = LocalBackend(base_model=".", policy="support", home=tmp_path / "home")
     assert (backend.options.base_name, backend.options.base_model) == ("tiny", str(folder))
+
+
+def test_a_trained_step_is_recorded_when_the_store_is_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("art_sdk.backend.worker._AWAY_SECONDS", 0.0)
+    answers: list[Any] = [StoreError("the store is away"), StoreError("the store is away"), 7]
+
+    def record() -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert until_back(record) == 7
+    assert len([r for r in caplog.records if "waiting until it is back" in r.getMessage()]) == 1
+    answers[:] = [RecordsRefused("it can't hold that"), 7]
+    with pytest.raises(RecordsRefused):
+        until_back(record)
+
+
+def test_waiting_for_a_step_outlasts_a_store_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    backend = LocalBackend(base_model=str(tmp_path), policy="support", home=tmp_path / "home")
+    step = Step("support", 1, None, 0, 1, {}, "nothing to learn from")
+    answers: list[Any] = [StoreError("the store is away"), StoreError("the store is away"), [step]]
+
+    def read(*_: Any, **__: Any) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("art_sdk.backend.local.steps.steps", read)
+    monkeypatch.setattr(backend, "database", None, raising=False)
+    monkeypatch.setattr(backend, "_seen_step", 0, raising=False)
+    assert backend.wait_for_step(timeout=60) == step
+    assert len([r for r in caplog.records if "waiting until it is back" in r.getMessage()]) == 1

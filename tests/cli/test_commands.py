@@ -1,5 +1,6 @@
 """The commands that look into a store, on a store with one trajectory in it."""
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import art_sdk as art
-from art_sdk import cli
+from art_sdk import cli, settings
 from art_sdk.store import Store, steps
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -54,6 +55,38 @@ def test_traces_filters(trajectory_id: str) -> None:
     assert trajectory_id[:12] in run("traces", "--name", "handle")
 
 
+def test_traces_filters_by_reward_tool_and_time(trajectory_id: str) -> None:
+    for given in ("--min-reward 0.5 --tool look_up --since 2020-01-01", "--max-reward 0.5 --until 2100-01-01"):
+        assert trajectory_id[:12] in run("traces", *given.split())
+    for given in ("--min-reward 0.6", "--tool other", "--until 2020-01-01", "--error ValueError", "--version 1"):
+        assert trajectory_id[:12] not in run("traces", *given.split())
+
+
+def test_explain_tells_the_story_of_one(trajectory_id: str) -> None:
+    output = run("explain", trajectory_id[:8])
+    for part in ("handle began", "finished after", "1 tool call", "reward 0.5", "none of its calls went through"):
+        assert part in output
+
+
+def test_explain_counts_what_became_of_a_policys(trajectory_id: str) -> None:
+    assert "0 trained on" in " ".join(run("explain", "--policy", "support").split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a trajectory or a policy"),
+        (["abc", "--policy", "support"], "name a trajectory or a policy"),
+        (["--policy", "nobody"], "there is no policy 'nobody'.*there are: support"),
+        (["ffff"], "no trajectory in .* starts with 'ffff'"),
+    ],
+)
+def test_explain_says_what_is_wrong(trajectory_id: str, arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(cli.app, ["explain", *arguments])
+    assert result.exit_code == 1
+    assert re.search(message, str(result.exception))
+
+
 def test_status_counts_what_was_captured(trajectory_id: str) -> None:
     output = run("status")
     assert "1 finished" in output
@@ -64,6 +97,43 @@ def test_versions_lists_the_base_model_as_version_0(trajectory_id: str) -> None:
     output = run("versions", "support")
     assert "support@0" in output
     assert "live" in output
+
+
+def test_status_counts_no_bytes_that_are_drained(trajectory_id: str, home: Path) -> None:
+    assert next((home / "journal").glob("*.journal")).stat().st_size > 0
+    assert "journal   0 bytes wait" in run("status")
+
+
+def test_a_policy_that_is_unknown_is_named_beside_those_that_are(trajectory_id: str) -> None:
+    result = CliRunner().invoke(cli.app, ["versions", "nobody"])
+    assert re.search("there is no policy 'nobody' in .*; there are: support", str(result.exception))
+
+
+def test_a_store_without_a_policy_says_how_to_begin_one(stored: Callable[[], Store]) -> None:
+    stored()
+    for command in ("versions", "status"):
+        assert "no policy yet: art up --base-model" in run(command)
+    result = CliRunner().invoke(cli.app, ["versions", "nobody"])
+    assert "no policy yet: art up --base-model" in str(result.exception)
+
+
+def doctor(**env: str) -> str:
+    result = CliRunner().invoke(cli.app, ["doctor"], env={"COLUMNS": "300", **env})
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.output
+
+
+def test_doctor_names_a_wrong_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ART_SAMPLE_RATE", "2")
+    settings.reset()
+    output = doctor()
+    assert re.search("broken *settings .*ART_SAMPLE_RATE='2'", output)
+    assert "python" in output
+
+
+def test_doctor_does_not_know_what_was_dropped_without_a_store(home: Path) -> None:
+    (home / "art.db").write_text("not a database, " * 100)
+    assert re.search("missing *dropped *not known", doctor())
 
 
 def test_doctor_says_what_is_installed() -> None:

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 import art_sdk as art
 from art_sdk.cli import app
 from art_sdk.settings import Settings
-from art_sdk.store import reading
+from art_sdk.store import reading, tables
 from art_sdk.store.reasons import Reason
 from art_sdk.training import step
 from art_sdk.training.options import LoraOptions, TrainingOptions
@@ -141,3 +141,13 @@ def test_every_link_between_pages_leads_somewhere() -> None:
             if anchor:
                 titles = re.findall(r"^#+ (.+)$", found.read_text(), re.M)
                 assert anchor in {re.sub(r"[^\w -]", "", t).lower().replace(" ", "-") for t in titles}, target
+
+
+def test_the_schema_of_the_store() -> None:
+    drawn = re.search(r"```text\n(contents .*?)```", (DOCS / "store.md").read_text(), re.S)
+    assert drawn is not None
+    documented = {name: columns for name, *columns in map(str.split, drawn[1].splitlines())}
+    assert documented == {
+        table.name: [column.name + "*" * column.primary_key for column in table.columns]
+        for table in tables.metadata.tables.values()
+    }

@@ -98,6 +98,13 @@ def test_a_postgres_that_does_not_answer_and_its_password_is_not_told(scheme: st
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize("secret", ["password=hunter2", "sslpassword=hunter2", "PASSWORD=hunter2"])
+def test_a_password_among_the_urls_options_is_not_told(secret: str) -> None:
+    with pytest.raises(art.StoreError, match=r"127.0.0.1:9/db") as caught:
+        open_store(f"postgresql://u@127.0.0.1:9/db?connect_timeout=2&{secret}")
+    assert "hunter2" not in str(caught.value)
+
+
 def test_a_missing_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(art.StoreError, match=r"psycopg.*pip install 'art-agent-sdk\[postgres\]'"):

@@ -1,0 +1,31 @@
+"""The packages of the optional extras, and the command that installs them."""
+
+import importlib.util
+import shutil
+
+from .errors import ConfigError
+
+_BACKEND = ("httpx", "litellm", "peft", "safetensors", "starlette", "torch", "transformers", "uvicorn")
+_CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
+
+
+def backend_extra() -> str:
+    """`gpu` where this machine has an NVIDIA GPU, else `cpu`."""
+    return "gpu" if shutil.which("nvidia-smi") else "cpu"
+
+
+def install_command(extra: str, python: str = "") -> str:
+    """What to run in a shell. The CPU engine needs a build of torch that most package indexes don't have."""
+    pip = f"{python} -m pip install" if python else "pip install"
+    index = f" --extra-index-url {_CPU_BUILDS}" if extra == "cpu" else ""
+    return f"{pip}{index} 'art-agent-sdk[{extra}]'"
+
+
+def require_backend() -> None:
+    """Raises `ConfigError` where a package of the backend is not installed."""
+    missing = [package for package in _BACKEND if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ConfigError(
+            f"serving and training need packages that are not installed ({', '.join(missing)}). "
+            f"Run: {install_command(backend_extra())}"
+        )
