@@ -52,16 +52,23 @@ def main() -> None:
 
 
 def make_venv() -> None:
-    """Make it anew where a first try was left half done."""
-    if PYTHON.exists():
-        command = [str(PYTHON), "-m", "pip", "--version"]
-        if subprocess.run(command, check=False, capture_output=True).returncode == 0:
-            return
-    print("making .venv", flush=True)
+    """Make it anew where the one that is there can't be used: a first try left half done, or an old Python's."""
+    new_enough = "import sys; sys.exit(sys.version_info < (3, 11))"
+    if works("-c", new_enough) and (works("-m", "pip", "--version") or works("-m", "ensurepip")):
+        return
+    print("making .venv" + (" anew: its Python is missing, broken or too old" if VENV.exists() else ""), flush=True)
     try:
         venv.create(VENV, with_pip=True, clear=True)
     except (subprocess.CalledProcessError, OSError) as error:
         sys.exit(f"{NO_VENV}\n({error})")
+
+
+def works(*arguments: str) -> bool:
+    """Whether the environment's Python runs, and ends well."""
+    try:
+        return subprocess.run([str(PYTHON), *arguments], check=False, capture_output=True).returncode == 0
+    except OSError:
+        return False
 
 
 def pip(*arguments: str, check: bool = True) -> bool:

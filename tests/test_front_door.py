@@ -23,28 +23,29 @@ from examples.tiny_model import tiny_model
 
 pytestmark = pytest.mark.engine
 
+ROOT = Path(__file__).parents[1]
 AGENT = """
-import time
-import openai
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 import art_sdk as art
+from examples.order_desk.agent import build_agent
+from examples.order_desk.tickets import Ticket, make_tickets, write_orders
+from examples.order_desk.train import score
 
-client = openai.OpenAI()
+tickets, _ = make_tickets(seed=0)
+write_orders(Path("orders.db"), tickets)
+agent = build_agent(Path("orders.db"))
 
 @art.trajectory
-def handle(ticket: str) -> str:
-    answer = client.chat.completions.create(
-        model="order-desk", messages=[{"role": "user", "content": ticket}], max_tokens=12, temperature=1.0
-    )
-    text = answer.choices[0].message.content or ""
-    art.reward(len(text) / 100)
-    print(answer.model, flush=True)
-    return text
+def handle(ticket: Ticket):
+    desk = agent.invoke({"ticket": ticket.text})
+    art.reward(score(desk, ticket))
+    return desk
 
-started = time.monotonic()
-while time.monotonic() - started < 300:
-    for number in range(4):
-        handle(f"Where is my order number {number}?")
-    time.sleep(0.2)
+with ThreadPoolExecutor(8) as pool:
+    while True:
+        list(pool.map(handle, [ticket for ticket in tickets[:4] for _ in range(4)]))
+        print("all answered", flush=True)
 """
 
 
@@ -87,24 +88,32 @@ def test_an_agent_elsewhere_is_trained_and_answered_by_newer_versions(
     agent = subprocess.Popen(
         [sys.executable, "agent.py"],
         cwd=folder,
-        env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **variables},
+        env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "PYTHONPATH": str(ROOT), **variables},
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
-    answered: list[str] = []
+    versions: set[int] = set()
     assert agent.stdout is not None
     try:
-        for line in agent.stdout:
-            answered.append(line.strip())
-            if answered[-1] not in ("order-desk@0", "order-desk@1"):
+        for _ in agent.stdout:
+            with open_store(variables["ART_STORE_URL"]) as store:
+                for version in (0, 1, 2):
+                    if next(store.trajectories(version=version, limit=1), None) is not None:
+                        versions.add(version)
+            if 2 in versions:
                 break
     finally:
         agent.kill()
-        agent.wait()
-    assert answered[0] == "order-desk@0"
-    assert answered[-1] == "order-desk@2"
-    numbers = [int(name.partition("@")[2]) for name in answered]
-    assert numbers == sorted(numbers), "a call was answered by an older version than the one before"
+        _, said = agent.communicate()
+    assert versions == {0, 1, 2}, said
+    with open_store(variables["ART_STORE_URL"]) as store:
+        for trajectory in store.trajectories(status="finished"):
+            assert [c.policy for c in trajectory.completions] == ["order-desk"] * 2
+            assert [span.name for span in trajectory.spans if span.operation == "execute_tool"] == [
+                "execute_tool order_status"
+            ]
+            assert trajectory.reward is not None
     assert not (folder / ".art").exists(), "what was captured went elsewhere than the variables say"
 
     processes = psutil.Process(up.pid).children(recursive=True)

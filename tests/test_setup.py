@@ -28,12 +28,13 @@ def test_an_environment_that_was_left_half_made_is_made_anew(setup: Any, monkeyp
     setup.make_venv()
     setup.PYTHON.parent.mkdir(parents=True)
     setup.PYTHON.write_text("#!/bin/sh\nexit 1\n")  # as it is without pip
+    setup.make_venv()  # it can't be run
     setup.PYTHON.chmod(0o755)
     setup.make_venv()
     setup.PYTHON.unlink()
     setup.PYTHON.symlink_to(sys.executable)
     setup.make_venv()
-    assert made == [{"with_pip": True, "clear": True}] * 2
+    assert made == [{"with_pip": True, "clear": True}] * 3
 
 
 def test_without_the_venv_module_it_says_what_to_install(setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:

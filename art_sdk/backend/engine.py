@@ -20,6 +20,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -153,10 +154,11 @@ class Engine:
         """Without `/v1`."""
         return f"http://{HOST}:{self.port}"
 
-    def start(self, timeout: float = 300.0) -> None:
+    def start(self, timeout: float = 300.0, stop: threading.Event | None = None) -> None:
         """Start the process and return once it answers; blocks for about 40 s with a small model.
 
-        Raises `EngineError`, with the end of the log, when it ends or doesn't answer in `timeout` seconds.
+        Raises `EngineError`, with the end of the log, when it ends or doesn't answer in `timeout` seconds, and when
+        `stop` is set meanwhile.
         """
         if self.alive():
             raise EngineError(f"the engine on port {self.port} runs already; stop it first")
@@ -175,6 +177,8 @@ class Engine:
                 if not self.alive():
                     code = self._child.returncode
                     raise EngineError(f"the engine ended with code {code} while starting. {self._why(written)}")
+                if stop is not None and stop.is_set():
+                    raise EngineError("the engine was stopped while it started")
                 if time.monotonic() - started > timeout:
                     raise EngineError(f"the engine did not answer within {timeout:.0f} s. {self._why(written)}")
                 time.sleep(0.25)

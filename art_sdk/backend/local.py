@@ -224,7 +224,7 @@ class LocalBackend:
             for name in [name for name, child in self._children.items() if not child.alive()]:
                 self._restart(name, partial(self._spawn, name))
             if not self._engine.alive():
-                self._restart("engine", partial(self._engine.start, _START_SECONDS))
+                self._restart("engine", partial(self._engine.start, _START_SECONDS, self._stopping))
 
     def _restart(self, name: str, start: Callable[[], None]) -> None:
         deaths = self._deaths.setdefault(name, [])
@@ -236,9 +236,11 @@ class LocalBackend:
                 )
             log.error("the %s died and is started again; see %s", name, self._logs / f"{name}.log")
             start()
-        except EngineError as error:
-            self._failure = error
-            log.error("%s", error)
+        except Exception as error:  # whatever it is, nobody else would hear of it
+            if self._stopping.is_set():
+                return
+            self._failure = error if isinstance(error, EngineError) else EngineError(f"the {name} can't start: {error}")
+            log.error("%s", self._failure)
 
     def _log_end(self, name: str) -> str:
         path = self._logs / f"{name}.log"

@@ -24,7 +24,7 @@ from ..store.database import Database, RecordsRefused
 from ..store.reasons import Reason
 from ..store.steps import Step
 from ..store.waiting import Changes
-from ..training.step import StepResult, Trainer, claim_metrics
+from ..training.step import StepResult, Trainer, nothing_learned
 from .options import BackendOptions
 
 log = logging.getLogger("art_sdk.worker")
@@ -32,6 +32,7 @@ log = logging.getLogger("art_sdk.worker")
 _LOOK_SECONDS = 1.0
 """For the leases of workers that died: nobody tells when they run out."""
 _AWAY_SECONDS = 1.0
+_GIVE_UP_SECONDS = 600.0
 
 T = TypeVar("T")
 
@@ -99,6 +100,7 @@ class Worker:
             self._changes.wait(min(left, _LOOK_SECONDS))
 
     def _learn(self, groups: Sequence[ClaimedGroup]) -> StepResult:
+        started = time.perf_counter()
         try:
             return self._trainer.step(groups)
         except TrainingError as error:  # the weights are untouched: the data is at fault, and is not tried again
@@ -107,14 +109,15 @@ class Worker:
                 for g in groups
                 for member in g.members
             )
-            return StepResult(False, str(error), outcomes, claim_metrics(groups, outcomes))
+            return nothing_learned(groups, outcomes, str(error), time.perf_counter() - started)
 
     @contextlib.contextmanager
     def _lease(self) -> Iterator[list[ClaimedGroup]]:
         """Claimed groups, kept ours while the step lasts, given back where it fails."""
         policy, seconds = self._options.policy, self._options.lease_seconds
-        groups = queue.claim(
-            self._database, policy, owner=self._owner, limit=self._options.groups_per_step, lease_seconds=seconds
+        limit = self._options.groups_per_step
+        groups = until_back(
+            lambda: queue.claim(self._database, policy, owner=self._owner, limit=limit, lease_seconds=seconds)
         )
         stop = threading.Event()
 
@@ -130,21 +133,27 @@ class Worker:
         finally:
             stop.set()
             thread.join()
-            queue.release(self._database, policy, owner=self._owner)
+            with contextlib.suppress(StoreError):  # then the lease runs out by itself
+                queue.release(self._database, policy, owner=self._owner)
 
 
 def until_back(use_store: Callable[[], T]) -> T:
-    """Try again while the store is away: what was trained is worth waiting for."""
-    away = False
+    """Try again while the store is away: what was trained is worth waiting for. Raises its error after ten minutes:
+    then it is worth a person's look."""
+    since = time.monotonic()
+    said = 0
     while True:
         try:
             return use_store()
         except RecordsRefused:
             raise
         except StoreError as error:
-            if not away:
+            away = time.monotonic() - since
+            if away > _GIVE_UP_SECONDS:
+                raise
+            if away >= 60 * said:
                 log.error("%s; waiting until it is back", error)
-            away = True
+                said += 1
             time.sleep(_AWAY_SECONDS)
 
 

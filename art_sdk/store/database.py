@@ -6,6 +6,7 @@ one that first reads and then wants to write fails under load however long it ma
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -153,9 +154,23 @@ def _on_sqlite_connect(connection: sqlite3.Connection, _: Any) -> None:
     connection.isolation_level = None  # SQLAlchemy's begin event says BEGIN, not the driver
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
-    cursor.execute("PRAGMA journal_mode = WAL")
+    _to_wal(cursor)
     cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.close()
+
+
+def _to_wal(cursor: sqlite3.Cursor) -> None:
+    """SQLite does not wait by itself where several open a new file at once: it says that the file is locked."""
+    end = time.monotonic() + _BUSY_MS / 1000
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _on_sqlite_begin(connection: Connection) -> None:

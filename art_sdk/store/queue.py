@@ -242,7 +242,9 @@ def finish_claims(connection: Connection, policy: str, *, owner: str, group_ids:
     held = _held(policy, owner) & t.claims.c.group_id.in_(group_ids)
     done = connection.execute(update(t.claims).where(held).values(status="done", step=step))
     if done.rowcount != len(group_ids):
-        raise LeaseLost(f"{len(group_ids) - done.rowcount} of {len(group_ids)} groups were claimed by another worker")
+        raise LeaseLost(
+            f"{len(group_ids) - done.rowcount} of {len(group_ids)} groups are no longer leased to this worker"
+        )
 
 
 class LeaseLost(Exception):

@@ -104,9 +104,8 @@ class Trainer:
         selection = select(groups, current_version=self.version, options=self.options)
         metrics = claim_metrics(groups, selection.left_out)
         if not selection.groups:
-            metrics |= dict.fromkeys(("trajectories", "calls", "tokens", "dense_tokens", "unique_tokens"), 0)
-            metrics["seconds"] = time.perf_counter() - started
-            return StepResult(False, _why_nothing(groups, selection.left_out), selection.left_out, metrics)
+            why = _why_nothing(groups, selection.left_out)
+            return nothing_learned(groups, selection.left_out, why, time.perf_counter() - started)
 
         advantages: dict[str, float] = {}
         for group in selection.groups:
@@ -264,6 +263,14 @@ def _cut(call: Call) -> Call:
         logprobs=call.logprobs[: len(token_ids)],
         temperature=1.0,
     )
+
+
+def nothing_learned(
+    groups: Sequence[ClaimedGroup], left_out: Sequence[Outcome], why: str, seconds: float
+) -> StepResult:
+    """The result of a step that trained on no token."""
+    none = dict.fromkeys(("trajectories", "calls", "tokens", "dense_tokens", "unique_tokens"), 0)
+    return StepResult(False, why, tuple(left_out), claim_metrics(groups, left_out) | none | {"seconds": seconds})
 
 
 def claim_metrics(groups: Sequence[ClaimedGroup], left_out: Sequence[Outcome]) -> dict[str, float]:

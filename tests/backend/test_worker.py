@@ -63,6 +63,7 @@ def test_a_step_whose_loss_is_not_finite_says_what_was_claimed() -> None:
     result = worker._learn([ClaimedGroup("g", "support", members)])
     assert (result.learned, result.why) == (False, "loss is not finite")
     assert {outcome.reason for outcome in result.outcomes} == {Reason.NOT_FINITE}
+    assert result.metrics.keys() >= {"seconds", "trajectories", "calls", "tokens", "dense_tokens", "unique_tokens"}
     assert (result.metrics["groups"], result.metrics["reward_mean"], result.metrics["reward_std"]) == (1, 0.5, 0.5)
 
 
@@ -97,6 +98,10 @@ def test_a_trained_step_is_recorded_when_the_store_is_back(
 
     assert until_back(record) == 7
     assert len([r for r in caplog.records if "waiting until it is back" in r.getMessage()]) == 1
+    monkeypatch.setattr("art_sdk.backend.worker._GIVE_UP_SECONDS", -1.0)
+    answers[:] = [StoreError("the disk is full"), 7]
+    with pytest.raises(StoreError, match="the disk is full"):
+        until_back(record)
     answers[:] = [RecordsRefused("it can't hold that"), 7]
     with pytest.raises(RecordsRefused):
         until_back(record)

@@ -281,7 +281,10 @@ def test_who_lost_a_lease_cannot_finish_and_nothing_is_marked(database: Database
     expire(database)
     claim(database, "support", owner="b", limit=1, lease_seconds=60)
     ids = [c.group_id for c in claimed]
-    with pytest.raises(LeaseLost, match="1 of 2 groups were claimed by another worker"), database.write() as connection:
+    with (
+        pytest.raises(LeaseLost, match="1 of 2 groups are no longer leased to this worker"),
+        database.write() as connection,
+    ):
         finish_claims(connection, "support", owner="a", group_ids=ids, step=1)
     with database.read() as connection:
         assert "done" not in connection.execute(select(t.claims.c.status)).scalars().all()
