@@ -9,9 +9,14 @@ _BACKEND = ("httpx", "litellm", "peft", "safetensors", "starlette", "torch", "tr
 _CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 
 
+def gpu_found() -> bool:
+    """Whether this machine has an NVIDIA GPU with its driver."""
+    return shutil.which("nvidia-smi") is not None
+
+
 def backend_extra() -> str:
-    """`gpu` where this machine has an NVIDIA GPU, else `cpu`."""
-    return "gpu" if shutil.which("nvidia-smi") else "cpu"
+    """The extra that fits this machine."""
+    return "gpu" if gpu_found() else "cpu"
 
 
 def install_command(extra: str, python: str = "") -> str:

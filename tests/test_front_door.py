@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from sqlalchemy import select
 import art_sdk as art
 from art_sdk.capture.journal import read_frames
 from art_sdk.capture.records import Completion
-from art_sdk.store import open_store, tables
+from art_sdk.store import Store, open_store, tables
+from art_sdk.store.reading import Trajectory
 from art_sdk.training.options import LoraOptions
 from examples.tiny_model import tiny_model
 
@@ -44,7 +46,7 @@ def handle(ticket: Ticket):
 
 with ThreadPoolExecutor(8) as pool:
     while True:
-        list(pool.map(handle, [ticket for ticket in tickets[:4] for _ in range(4)]))
+        list(pool.map(handle, [ticket for ticket in tickets[:2] for _ in range(4)]))
         print("all answered", flush=True)
 """
 
@@ -52,7 +54,7 @@ with ThreadPoolExecutor(8) as pool:
 def spawn_up(home: Path, *extra: str) -> "subprocess.Popen[str]":
     command = [str(Path(sys.executable).parent / "art"), "up", "--base-model", str(tiny_model())]
     command += ["--policy", "order-desk", "--home", str(home), "--rank", "8", "--learning-rate", "1e-3"]
-    command += ["--groups-per-step", "4", "--batch-wait", "2", "--max-model-len", "256", *extra]
+    command += ["--groups-per-step", "2", "--batch-wait", "2", "--max-model-len", "256", *extra]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -85,14 +87,15 @@ def test_an_agent_elsewhere_is_trained_and_answered_by_newer_versions(
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     (folder / "agent.py").write_text(AGENT)
-    agent = subprocess.Popen(
-        [sys.executable, "agent.py"],
-        cwd=folder,
-        env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "PYTHONPATH": str(ROOT), **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    with (folder / "stderr").open("w") as stderr:
+        agent = subprocess.Popen(
+            [sys.executable, "agent.py"],
+            cwd=folder,
+            env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "PYTHONPATH": str(ROOT), **variables},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
     versions: set[int] = set()
     assert agent.stdout is not None
     try:
@@ -105,15 +108,19 @@ def test_an_agent_elsewhere_is_trained_and_answered_by_newer_versions(
                 break
     finally:
         agent.kill()
-        _, said = agent.communicate()
-    assert versions == {0, 1, 2}, said
+        agent.wait()
+    assert versions == {0, 1, 2}, (folder / "stderr").read_text()
     with open_store(variables["ART_STORE_URL"]) as store:
-        for trajectory in store.trajectories(status="finished"):
-            assert [c.policy for c in trajectory.completions] == ["order-desk"] * 2
-            assert [span.name for span in trajectory.spans if span.operation == "execute_tool"] == [
-                "execute_tool order_status"
-            ]
-            assert trajectory.reward is not None
+        finished = wait_for_completions(store)
+        assert finished[0].completions[0].version == 0
+        for run in finished:
+            assert [c.policy for c in run.completions] == ["order-desk"] * 2
+            assert [s.name for s in run.spans if s.operation == "execute_tool"] == ["execute_tool order_status"]
+            assert run.reward is not None
+            earlier = [other for other in finished if other.ended_at < run.started_at]
+            before = max((c.version for other in earlier for c in other.completions), default=0)
+            now, then = (c.version for c in run.completions)
+            assert before <= now <= then, "a call was answered by an older version than one that had ended before it"
     assert not (folder / ".art").exists(), "what was captured went elsewhere than the variables say"
 
     processes = psutil.Process(up.pid).children(recursive=True)
@@ -121,6 +128,16 @@ def test_an_agent_elsewhere_is_trained_and_answered_by_newer_versions(
     up.send_signal(signal.SIGKILL)  # nobody is left to clean up
     up.wait()
     assert not left_of(processes, wait=30)
+
+
+def wait_for_completions(store: Store) -> list[Trajectory]:
+    """The runs that have ended, oldest first. The gateway's journal reaches the store a moment after the agent's."""
+    for _ in range(300):
+        finished = list(store.trajectories(status="finished"))[::-1]
+        if all(len(run.completions) == 2 for run in finished):
+            return finished
+        time.sleep(0.1)
+    pytest.fail("not every run has a completion for each of its calls")
 
 
 def left_of(processes: list[psutil.Process], wait: float) -> list[psutil.Process]:

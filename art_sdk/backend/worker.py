@@ -7,7 +7,6 @@ goes on from the last recorded version. Run by `python -m art_sdk.backend.worker
 """
 
 import contextlib
-import functools
 import logging
 import os
 import sys
@@ -68,20 +67,20 @@ class Worker:
             path = self._options.version_path(self._trainer.version) if result.learned else None
             if path is not None:
                 self._trainer.save(path)
-            record = functools.partial(
-                steps.record_step,
-                self._database,
-                self._options.policy,
-                owner=self._owner,
-                groups=groups,
-                outcomes=result.outcomes,
-                metrics=result.metrics,
-                started_at=started_at,
-                version=self._trainer.version if result.learned else None,
-                path=path,
-                note=result.why or None,
+            step = until_back(
+                lambda: steps.record_step(
+                    self._database,
+                    self._options.policy,
+                    owner=self._owner,
+                    groups=groups,
+                    outcomes=result.outcomes,
+                    metrics=result.metrics,
+                    started_at=started_at,
+                    version=self._trainer.version if result.learned else None,
+                    path=path,
+                    note=result.why or None,
+                )
             )
-            step = until_back(record)
         _report(step)
         return step
 

@@ -20,15 +20,13 @@ StoreOption = Annotated[
 ]
 
 
-def known_policies(database: Database, wanted: str | None) -> list[str]:
-    """All of the store's policies, or the one that is wanted. Raises `ArtError` where that is unknown."""
+def known_policy(database: Database, name: str) -> str:
+    """The name again. Raises `ArtError` where the store has no such policy."""
     known = steps.policies(database)
-    if wanted is None:
-        return known
-    if wanted not in known:
+    if name not in known:
         there_are = f"there are: {', '.join(known)}" if known else NO_POLICY
-        raise ArtError(f"there is no policy {wanted!r} in {database.name}; {there_are}")
-    return [wanted]
+        raise ArtError(f"there is no policy {name!r} in {database.name}; {there_are}")
+    return name
 
 
 def existing_store(url: str | None) -> Store:

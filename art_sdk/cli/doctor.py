@@ -3,7 +3,6 @@
 import contextlib
 import importlib.metadata
 import importlib.util
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -17,7 +16,7 @@ from rich.text import Text
 
 from ..capture.health import backlog
 from ..errors import ArtError
-from ..extras import backend_extra, install_command
+from ..extras import backend_extra, gpu_found, install_command
 from ..settings import get_settings
 from ..store.reading import drained_positions, recent_faults
 from .console import console, existing_store
@@ -53,12 +52,13 @@ def doctor() -> None:
 def examine() -> Iterator[Finding]:
     """Each check, in the order of the data's path."""
     yield Finding("python", "ok", sys.version.split()[0])
+    backend = backend_extra()
     for package, needed_for, extra in (
         ("langchain-core", "capture of LangChain agents", "langchain"),
         ("psycopg", "a Postgres store", "postgres"),
-        ("torch", "training", backend_extra()),
-        ("peft", "training", backend_extra()),
-        ("litellm", "routing", backend_extra()),
+        ("torch", "training", backend),
+        ("peft", "training", backend),
+        ("litellm", "routing", backend),
     ):
         yield _package(package, needed_for, install_command(extra))
     yield _engine()
@@ -101,7 +101,7 @@ def _torchvision() -> Iterator[Finding]:
 
 
 def _gpu() -> Finding:
-    if shutil.which("nvidia-smi") is None:
+    if not gpu_found():
         return Finding("gpu", "missing", "none: the engine and the trainer run on the CPU")
     return Finding("gpu", "ok", "found; the gpu extra is the faster way")
 

@@ -7,13 +7,13 @@ from rich.table import Table
 
 from ..errors import ArtError
 from ..store.story import counts, story
-from .console import StoreOption, console, existing_store, known_policies, when
+from .console import StoreOption, console, existing_store, known_policy, when
 
-_WAITING = {
-    "group": "wait for the rest of their group, or for rewards",
-    "step": "wait for a step",
-    "in a step": "are in a step now",
-    "late": "came after their group was trained on: kept, not used",
+_WAIT = {
+    "waiting": "wait for the rest of their group, or for rewards",
+    "ready": "wait for a step",
+    "leased": "are in a step now",
+    "done": "came after their group was trained on: kept, not used",
 }
 
 
@@ -32,10 +32,10 @@ def explain(
             for event in story(database, opened.trajectory(trajectory)):
                 table.add_row(when(event.at) or "now", event.what)
         elif policy is not None:
-            found = counts(database, *known_policies(database, policy))
+            found = counts(database, known_policy(database, policy))
             table.add_row(str(found.trained), f"trained on, {found.tokens} tokens")
             for reason, count in sorted(found.left_out.items(), key=lambda item: -item[1]):
                 table.add_row(str(count), f"left out, {reason}: {reason.meaning}")
-            for where, count in found.waiting.items():
-                table.add_row(str(count), _WAITING[where])
+            for claim, count in found.waiting.items():
+                table.add_row(str(count), _WAIT[claim])
     console.print(table, highlight=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..store import steps
-from .console import NO_POLICY, StoreOption, console, existing_store, known_policies, when
+from .console import NO_POLICY, StoreOption, console, existing_store, known_policy, when
 
 _COLORS = {"live": "green", "rejected": "red", "candidate": "cyan"}
 
@@ -18,7 +18,7 @@ def versions(
     """List the versions of a policy, with the step that made each."""
     with existing_store(store) as opened:
         database = opened.database
-        policies = known_policies(database, policy)
+        policies = [known_policy(database, policy)] if policy else steps.policies(database)
         if not policies:
             console.print(NO_POLICY)
         for name in policies:

@@ -38,11 +38,6 @@ class Touched:
     """Groups."""
 
 
-def apply(connection: Connection, records: Iterable[Record], *, journal: str, settings: Settings, now: int) -> None:
-    """Write the records, for whoever writes alone. `now` is in nanoseconds since the epoch."""
-    derive(connection, insert_records(connection, records, journal=journal, settings=settings), settings, now)
-
-
 def insert_records(connection: Connection, records: Iterable[Record], *, journal: str, settings: Settings) -> Touched:
     """The rows that are the records' own. Where others write at the same time, commit before `derive`."""
     by_kind: dict[type, list[Any]] = {}
@@ -85,7 +80,8 @@ def insert_records(connection: Connection, records: Iterable[Record], *, journal
 
 
 def derive(connection: Connection, touched: Touched, settings: Settings, now: int) -> None:
-    """What follows from all the rows that are there: sums of rewards, groups, whether they are ready.
+    """What follows from all the rows that are there: sums of rewards, groups, whether they are ready. `now` is in
+    nanoseconds since the epoch.
 
     Two writers each see what the other has committed. So the one that derives last, after both have committed their
     rows, sees the rows of both; the locks see to it that there is a last one.

@@ -220,9 +220,10 @@ class Store:
         """
         c, k, s = t.trajectories.c, t.completions.c, t.spans.c
         query = select(t.trajectories).order_by(c.started_at.desc(), c.id).limit(limit)
-        for column, wanted in ((c.name, name), (c.status, status)):
-            if wanted is not None:
-                query = query.where(column == wanted)
+        if name is not None:
+            query = query.where(c.name == name)
+        if status is not None:
+            query = query.where(c.status == status)
         if version is not None:
             answered = select(k.trajectory_id).where(k.version == version)
             query = query.where(c.id.in_(answered if policy is None else answered.where(k.policy == policy)))

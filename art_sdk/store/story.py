@@ -111,7 +111,7 @@ class Counts:
     tokens: int
     left_out: dict[Reason, int]
     waiting: dict[str, int]
-    """By where they wait: for their `group`, for a `step`, `in a step`, or `late`: they came after it."""
+    """Those that no step has decided on, by their group's claim: under `done`, those that came after its step."""
 
 
 def counts(database: Database, policy: str) -> Counts:
@@ -122,22 +122,22 @@ def counts(database: Database, policy: str) -> Counts:
             select(o.reason, func.count(), func.sum(o.tokens)).where(o.policy == policy).group_by(o.reason)
         ).all()
         undecided = ~exists().where(o.trajectory_id == c.id, o.policy == policy)
-        waiting = connection.execute(
+        by_claim = (
             select(k.status, func.count())
             .join(t.trajectories, c.group_id == k.group_id)
             .where(k.policy == policy, c.train, undecided)
             .group_by(k.status)
-        ).all()
+        )
+        waiting: dict[str, int] = dict(connection.execute(by_claim).tuples().all())
         measured = connection.execute(select(func.count()).where(c.policy == policy, ~c.train)).scalar_one()
     trained, tokens = next(((count, tokens) for reason, count, tokens in outcomes if reason is None), (0, 0))
     left_out = {Reason(reason): count for reason, count, _ in outcomes if reason is not None}
     if measured:
         left_out[Reason.EVALUATION] = measured
-    return Counts(trained, tokens, left_out, {_WAITS[status]: count for status, count in waiting})
+    return Counts(trained, tokens, left_out, waiting)
 
 
 _CALLS = {*names.LLM_OPERATIONS, names.EXECUTE_TOOL}
-_WAITS = {"waiting": "group", "ready": "step", "leased": "in a step", "done": "late"}
 
 
 def _count(number: int, what: str) -> str:

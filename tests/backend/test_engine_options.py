@@ -113,7 +113,7 @@ def test_missing_vllm_says_what_to_install(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)
-    with pytest.raises(EngineError, match=r"pip install .*'art-agent-sdk\[cpu\]'"):
+    with pytest.raises(EngineError, match=r"-m pip install --extra-index-url \S+ 'art-agent-sdk\[cpu\]'$"):
         Engine(options(python=str(python)), log=tmp_path / "engine.log").start()
 
 

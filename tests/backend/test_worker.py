@@ -3,6 +3,7 @@ another start."""
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,6 +15,8 @@ from art_sdk.store.batch import ClaimedGroup, Member
 from art_sdk.store.database import RecordsRefused
 from art_sdk.store.reasons import Reason
 from art_sdk.store.steps import Step
+
+AWAY = StoreError("the store is away")
 
 
 def options_in(home: Path) -> BackendOptions:
@@ -88,23 +91,13 @@ def test_a_trained_step_is_recorded_when_the_store_is_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("art_sdk.backend.worker._AWAY_SECONDS", 0.0)
-    answers: list[Any] = [StoreError("the store is away"), StoreError("the store is away"), 7]
-
-    def record() -> Any:
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    assert until_back(record) == 7
+    assert until_back(Mock(side_effect=[AWAY, AWAY, 7])) == 7
     assert len([r for r in caplog.records if "waiting until it is back" in r.getMessage()]) == 1
     monkeypatch.setattr("art_sdk.backend.worker._GIVE_UP_SECONDS", -1.0)
-    answers[:] = [StoreError("the disk is full"), 7]
     with pytest.raises(StoreError, match="the disk is full"):
-        until_back(record)
-    answers[:] = [RecordsRefused("it can't hold that"), 7]
+        until_back(Mock(side_effect=[StoreError("the disk is full"), 7]))
     with pytest.raises(RecordsRefused):
-        until_back(record)
+        until_back(Mock(side_effect=[RecordsRefused("it can't hold that"), 7]))
 
 
 def test_waiting_for_a_step_outlasts_a_store_that_is_away(
@@ -113,15 +106,7 @@ def test_waiting_for_a_step_outlasts_a_store_that_is_away(
     (tmp_path / "config.json").write_text("{}")
     backend = LocalBackend(base_model=str(tmp_path), policy="support", home=tmp_path / "home")
     step = Step("support", 1, None, 0, 1, {}, "nothing to learn from")
-    answers: list[Any] = [StoreError("the store is away"), StoreError("the store is away"), [step]]
-
-    def read(*_: Any, **__: Any) -> Any:
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr("art_sdk.backend.local.steps.steps", read)
+    monkeypatch.setattr("art_sdk.backend.local.steps.steps", Mock(side_effect=[AWAY, AWAY, [step]]))
     monkeypatch.setattr(backend, "database", None, raising=False)
     monkeypatch.setattr(backend, "_seen_step", 0, raising=False)
     assert backend.wait_for_step(timeout=60) == step

@@ -1,12 +1,17 @@
 """Records as a process that captures and a gateway would write them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, text
 
 from art_sdk.capture import spans as names
 from art_sdk.capture.content import to_content
-from art_sdk.capture.records import Completion, Content, Group, Reward, SpanEnd, SpanStart
+from art_sdk.capture.records import Completion, Content, Group, Record, Reward, SpanEnd, SpanStart
+from art_sdk.settings import Settings
+from art_sdk.store.apply import derive, insert_records
+from art_sdk.store.database import Database
 
 SECOND = 1_000_000_000
 
@@ -77,6 +82,18 @@ def completion(number: int, response_id: str, policy: str = "support", choice: i
 
 def group(number: int, size: int, created_at: int = 0) -> Group:
     return Group(identity(number), size, created_at)
+
+
+def apply(connection: Connection, records: Iterable[Record], *, journal: str, settings: Settings, now: int) -> None:
+    """Write the records in one transaction, as a writer does that is alone."""
+    derive(connection, insert_records(connection, records, journal=journal, settings=settings), settings, now)
+
+
+def cut_others(database: Database) -> None:
+    """Postgres ends all connections to the store but the one that asks."""
+    with database.write() as connection:
+        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+        connection.execute(text(others + " AND pid <> pg_backend_pid()"))
 
 
 def content(value: Any) -> Content:

@@ -11,8 +11,9 @@ import pytest
 
 from art_sdk.capture.records import Record
 from art_sdk.settings import Settings
-from art_sdk.store.apply import apply
 from art_sdk.store.database import Database
+
+from .build import apply
 
 
 @pytest.fixture(scope="session")

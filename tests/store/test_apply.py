@@ -17,10 +17,9 @@ from art_sdk.capture.records import Record
 from art_sdk.settings import Settings
 from art_sdk.store import Store
 from art_sdk.store import tables as t
-from art_sdk.store.apply import apply
 from art_sdk.store.database import Database
 
-from .build import SECOND, call, completion, content, end, group, identity, reward, start
+from .build import SECOND, apply, call, completion, content, end, group, identity, reward, start
 
 Rows = dict[str, set[str]]
 

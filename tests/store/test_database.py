@@ -15,10 +15,9 @@ import art_sdk as art
 from art_sdk.settings import Settings
 from art_sdk.store import Store, open_store
 from art_sdk.store import tables as t
-from art_sdk.store.apply import apply
 from art_sdk.store.database import SCHEMA, Database
 
-from .build import SECOND, end
+from .build import SECOND, apply, end
 
 
 def test_the_migrations_make_the_tables_that_the_code_uses(database: Database) -> None:

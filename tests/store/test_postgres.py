@@ -6,12 +6,11 @@ from pathlib import Path
 
 import postgres
 import pytest
-from sqlalchemy import text
 
 import art_sdk as art
 from art_sdk.store import Store, open_store
 
-from .build import on_postgres
+from .build import cut_others, on_postgres
 
 Stored = Callable[[], Store]
 
@@ -74,7 +73,5 @@ def test_connections_that_are_cut_lose_nothing(stored: Stored, home: Path) -> No
     store = stored()
     for n in range(20):
         handle(n)
-        with store.database.write() as connection:
-            others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
-            connection.execute(text(others + " AND pid <> pg_backend_pid()"))
+        cut_others(store.database)
     assert sorted(run.output for run in stored().trajectories()) == list(range(20))

@@ -79,11 +79,11 @@ def test_one_that_was_trained_on_names_step_tokens_and_version(database: Databas
 @pytest.mark.usefixtures("pair")
 def test_the_counts_of_a_policy(database: Database, write: Write) -> None:
     write(start(5, **{names.TRAIN: False}), end(5, **{names.TRAIN: False}))
-    assert counts(database, "support") == Counts(0, 0, {Reason.EVALUATION: 1}, {"group": 2})
+    assert counts(database, "support") == Counts(0, 0, {Reason.EVALUATION: 1}, {"waiting": 2})
     write(reward(2))
-    assert counts(database, "support").waiting == {"step": 2}
+    assert counts(database, "support").waiting == {"ready": 2}
     claim(database, "support", owner="w", limit=9, lease_seconds=60)
-    assert counts(database, "support").waiting == {"in a step": 2}
+    assert counts(database, "support").waiting == {"leased": 2}
     assert counts(database, "other") == Counts(0, 0, {}, {})
 
 

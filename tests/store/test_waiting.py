@@ -5,13 +5,12 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from sqlalchemy import text
 
 from art_sdk.store.database import Database
 from art_sdk.store.queue import claim, queued, release
 from art_sdk.store.waiting import Changes
 
-from .build import completion, end, group, identity, on_postgres, reward, start
+from .build import completion, cut_others, end, group, identity, on_postgres, reward, start
 
 Write = Callable[..., None]
 
@@ -36,10 +35,10 @@ def woken_by(changes: Changes, act: Callable[[], None]) -> bool:
     return not waiting.is_alive()
 
 
-def ready_group(write: Write, number: int = 1) -> None:
+def ready_group(write: Write) -> None:
     of_group = {"art.group.id": identity(90)}
     write(group(90, 1, time.time_ns()), start(1, **of_group), completion(1, "r1"), reward(1))
-    write(end(number, **of_group))
+    write(end(1, **of_group))
 
 
 def test_a_group_that_becomes_ready_ends_the_wait(database: Database, write: Write, changes: Changes) -> None:
@@ -74,11 +73,6 @@ def test_without_a_change_it_waits(changes: Changes) -> None:
 
 @on_postgres
 def test_a_connection_that_is_cut_is_made_again(database: Database, write: Write, changes: Changes) -> None:
-    def cut() -> None:
-        with database.write() as connection:
-            others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
-            connection.execute(text(others + " AND pid <> pg_backend_pid()"))
-
-    assert woken_by(changes, cut)
+    assert woken_by(changes, lambda: cut_others(database))
     changes.wait(60)
     assert woken_by(changes, lambda: ready_group(write))
