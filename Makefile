@@ -14,7 +14,7 @@ help:  ## list the targets
 
 setup: .venv/ready  ## make .venv ready
 
-demo: .venv/ready  ## run the whole loop: an agent learns while it runs (about seven minutes; SEED=1)
+demo: .venv/ready  ## run the whole loop: an agent learns while it runs (seven to nine minutes; SEED=1)
 	@$(BIN)/python -m examples.order_desk.train --seed $(SEED)
 
 test: test-fast  ## run all tests, with the real engine
