@@ -26,7 +26,7 @@ from ..store.database import Database
 from ..store.steps import Step, Version
 from ..training.options import LoraOptions, TrainingOptions
 from .child import Child, spawn
-from .engine import HOST, Engine, EngineOptions, check_port, free_port
+from .engine import HOST, Engine, EngineOptions, check_port, free_port, linear_layers
 from .options import ENGINE_KEY, GATEWAY_KEY, BackendOptions, checked
 
 log = logging.getLogger("art_sdk.backend")
@@ -105,6 +105,7 @@ class LocalBackend:
             base_model=self.options.base_model,
             served_names=(steps.served_name(policy, 0), self.options.base_name),
             lora_rank=self.options.lora.rank,
+            lora_layers=_lora_layers(self.options.lora, self.options.base_model),
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             kv_cache_gb=kv_cache_gb,
@@ -331,6 +332,18 @@ def _model(base_model: str | Path) -> str:
             f"base_model {str(base_model)!r} is neither a folder nor a model that the Hugging Face hub or its local "
             f"cache has ({type(error).__name__}): check the name, or download it first with hf download"
         ) from error
+
+
+def _lora_layers(lora: LoraOptions, base_model: str) -> tuple[str, ...] | None:
+    """The layers that the engine must be ready to change: a call costs less when they are few. None means all."""
+    if lora.target_modules == "all-linear":
+        return None
+    layers = linear_layers(Path(base_model))
+    if layers and (unknown := sorted(set(lora.target_modules).difference(layers))):
+        raise ConfigError(
+            f"lora.target_modules: {base_model} has no {', '.join(unknown)}; its linear layers are {', '.join(layers)}"
+        )
+    return lora.target_modules
 
 
 def _name(base_model: str | Path) -> str:

@@ -1,5 +1,4 @@
-"""What the worker finds in the folder of its versions, what it says of a step that failed, and when a process is worth
-another start."""
+"""What the worker finds in the folder of its versions, and what it says of a step that failed."""
 
 from pathlib import Path
 from typing import Any
@@ -7,14 +6,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from art_sdk.backend.local import LocalBackend, may_restart
 from art_sdk.backend.options import BackendOptions
 from art_sdk.backend.worker import Worker, _set_aside_unrecorded, until_back
 from art_sdk.errors import ConfigError, StoreError, TrainingError
 from art_sdk.store.batch import ClaimedGroup, Member
 from art_sdk.store.database import RecordsRefused
 from art_sdk.store.reasons import Reason
-from art_sdk.store.steps import Step
 
 AWAY = StoreError("the store is away")
 
@@ -46,12 +43,6 @@ def test_versions_of_another_store_are_left_alone_and_named(tmp_path: Path) -> N
     assert all(path.is_dir() for path in made.values())
 
 
-def test_a_process_that_keeps_dying_is_given_up() -> None:
-    assert may_restart([0.0, 10.0, 20.0], 20.0)
-    assert not may_restart([0.0, 10.0, 20.0, 30.0], 30.0)
-    assert may_restart([0.0, 10.0, 20.0, 700.0], 700.0)
-
-
 def test_a_step_whose_loss_is_not_finite_says_what_was_claimed() -> None:
     class Broken:
         def step(self, groups: Any) -> None:
@@ -70,23 +61,6 @@ def test_a_step_whose_loss_is_not_finite_says_what_was_claimed() -> None:
     assert (result.metrics["groups"], result.metrics["reward_mean"], result.metrics["reward_std"]) == (1, 0.5, 0.5)
 
 
-@pytest.mark.parametrize("name", ["", "  "])
-def test_a_base_model_without_a_name_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="base_model is empty"):
-        LocalBackend(base_model=name, policy="support", home=tmp_path)
-
-
-def test_a_base_model_in_the_folder_at_hand_is_asked_for_by_the_folders_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    monkeypatch.chdir(folder)
-    backend = LocalBackend(base_model=".", policy="support", home=tmp_path / "home")
-    assert (backend.options.base_name, backend.options.base_model) == ("tiny", str(folder))
-
-
 def test_a_trained_step_is_recorded_when_the_store_is_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -98,16 +72,3 @@ def test_a_trained_step_is_recorded_when_the_store_is_back(
         until_back(Mock(side_effect=[StoreError("the disk is full"), 7]))
     with pytest.raises(RecordsRefused):
         until_back(Mock(side_effect=[RecordsRefused("it can't hold that"), 7]))
-
-
-def test_waiting_for_a_step_outlasts_a_store_that_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    backend = LocalBackend(base_model=str(tmp_path), policy="support", home=tmp_path / "home")
-    step = Step("support", 1, None, 0, 1, {}, "nothing to learn from")
-    monkeypatch.setattr("art_sdk.backend.local.steps.steps", Mock(side_effect=[AWAY, AWAY, [step]]))
-    monkeypatch.setattr(backend, "database", None, raising=False)
-    monkeypatch.setattr(backend, "_seen_step", 0, raising=False)
-    assert backend.wait_for_step(timeout=60) == step
-    assert len([r for r in caplog.records if "waiting until it is back" in r.getMessage()]) == 1
