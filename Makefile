@@ -9,12 +9,17 @@ SEED ?= 0
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
+# A .venv whose Python has gone since (an upgrade of the system's) is made anew.
+ifneq ($(wildcard .venv/ready),)
+$(shell .venv/bin/python -c "" 2>/dev/null || rm -f .venv/ready)
+endif
+
 .venv/ready: pyproject.toml constraints.txt scripts/setup.py
 	@$(PYTHON) scripts/setup.py
 
 setup: .venv/ready  ## make .venv ready
 
-demo: .venv/ready  ## run the whole loop: an agent learns while it runs (seven to nine minutes; SEED=1)
+demo: .venv/ready  ## run the whole loop: an agent learns while it runs (six to nine minutes; SEED=1)
 	@$(BIN)/python -m examples.order_desk.train --seed $(SEED)
 
 test: test-fast  ## run all tests, with the real engine

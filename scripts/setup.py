@@ -29,7 +29,7 @@ GPU_FOUND = """
 There is an NVIDIA GPU in this machine. This set-up installs the CPU engine, which the demo and the tests use;
 for your own work the gpu extra is the faster way:
 
-    pip install 'art-agent-sdk[gpu]'
+    pip install '.[gpu]'
 """
 
 

@@ -3,7 +3,6 @@
 The tests run in order: the first takes two training steps, the others look at what they left.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -179,14 +178,14 @@ def test_the_groups_are_trained_on_exactly_once(backend: art.LocalBackend, two_s
 
 
 def test_another_process_reads_the_same_trajectories(backend: art.LocalBackend, two_steps: list[Step]) -> None:
-    script = "import art_sdk, json, sys\nwith art_sdk.open_store(sys.argv[1]) as s:\n"
-    script += "    print(json.dumps([[t.id, t.reward, t.messages(), len(t.spans)] for t in s.trajectories()]))"
+    look = "[(t, t.messages(), t.spans, t.tool_calls, t.completions, t.rewards, t.standing) for t in s.trajectories()]"
+    script = f"import art_sdk, sys\nwith art_sdk.open_store(sys.argv[1]) as s:\n    print(*{look}, sep='\\n')"
     done = subprocess.run(
         [sys.executable, "-c", script, backend.options.store_url], capture_output=True, text=True, check=True
     )
-    with art.open_store(backend.options.store_url) as store:
-        here = [[t.id, t.reward, t.messages(), len(t.spans)] for t in store.trajectories()]
-    assert json.loads(done.stdout) == here
+    with art.open_store(backend.options.store_url) as s:
+        here = [str(found) for found in eval(look, {"s": s})]
+    assert done.stdout.splitlines() == here
     assert len(here) == 4 * GROUP_SIZE
 
 

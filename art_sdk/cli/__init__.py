@@ -34,5 +34,5 @@ def main() -> None:
     try:
         app()
     except ArtError as error:
-        errors.print(f"art: {error}", style="red", markup=False, highlight=False)
+        errors.print(f"art: {error}", style="red", highlight=False)
         sys.exit(1)

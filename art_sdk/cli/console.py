@@ -1,5 +1,6 @@
 """Where the commands print, and the few things that all of them print alike."""
 
+import sys
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -10,8 +11,10 @@ from .. import settings
 from ..errors import ArtError
 from ..store import Database, Store, open_store, steps
 
-console = Console()
-errors = Console(stderr=True)
+# What is printed is data: square brackets and colons in it are no markup.
+# In a pipe nothing is cut to fit.
+console = Console(markup=False, emoji=False, width=None if sys.stdout.isatty() else 300)
+errors = Console(stderr=True, markup=False, emoji=False)
 
 NO_POLICY = "no policy yet: art up --base-model FOLDER --policy NAME"
 

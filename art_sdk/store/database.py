@@ -24,6 +24,7 @@ from sqlalchemy.exc import (
 )
 
 from ..errors import StoreError
+from ..extras import install_command
 
 SCHEMA = "0002"
 _BUSY_MS = 30_000
@@ -123,8 +124,7 @@ def _create(url: str, create: bool) -> Engine:
         engine = create_engine(parsed, pool_pre_ping=parsed.get_backend_name() == "postgresql")
     except ImportError as error:
         raise StoreError(
-            f"the trajectory store needs a driver that is not installed ({error.name}): "
-            "pip install 'art-agent-sdk[postgres]'"
+            f"the trajectory store needs a driver that is not installed ({error.name}): {install_command('postgres')}"
         ) from error
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
         raise StoreError("the trajectory store's URL is not one: expected sqlite:///path or postgresql://…") from error

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, RowMapping, exists, func, select
 
 from ..capture import spans as names
 from ..capture.records import Completion
-from ..errors import StoreError
+from ..errors import ConfigError, StoreError
 from . import tables as t
 from .database import Database
 from .reasons import Reason
@@ -216,13 +216,15 @@ class Store:
         `policy` also finds those that a policy answered without being named, `version` those that this version of it
         answered (of any policy, where none is named). A reward range leaves out those without a reward. `since` and
         `until` are about the start; a time without a zone is local. `tool` was called; `error` is how the error
-        begins: the exception's type (`ValueError`).
+        begins: the exception's type (`ValueError`). Raises `ConfigError` for a status that there is not.
         """
         c, k, s = t.trajectories.c, t.completions.c, t.spans.c
         query = select(t.trajectories).order_by(c.started_at.desc(), c.id).limit(limit)
         if name is not None:
             query = query.where(c.name == name)
         if status is not None:
+            if status not in t.STATUSES:
+                raise ConfigError(f"status={status!r}: expected one of {', '.join(t.STATUSES)}")
             query = query.where(c.status == status)
         if version is not None:
             answered = select(k.trajectory_id).where(k.version == version)

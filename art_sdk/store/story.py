@@ -128,7 +128,7 @@ def counts(database: Database, policy: str) -> Counts:
             .where(k.policy == policy, c.train, undecided)
             .group_by(k.status)
         )
-        waiting: dict[str, int] = dict(connection.execute(by_claim).tuples().all())
+        waiting: dict[str, int] = dict(row for row in connection.execute(by_claim))
         measured = connection.execute(select(func.count()).where(c.policy == policy, ~c.train)).scalar_one()
     trained, tokens = next(((count, tokens) for reason, count, tokens in outcomes if reason is None), (0, 0))
     left_out = {Reason(reason): count for reason, count, _ in outcomes if reason is not None}

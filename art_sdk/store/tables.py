@@ -30,6 +30,9 @@ from sqlalchemy import (
 
 metadata = MetaData()
 
+STATUSES = ("running", "finished", "failed", "cancelled", "interrupted", "abandoned")
+"""Of a trajectory."""
+
 contents = Table(
     "contents",
     metadata,
@@ -43,7 +46,7 @@ trajectories = Table(
     Column("id", String(32), primary_key=True),
     Column("name", Text, nullable=False),
     Column("policy", Text),
-    Column("status", Text, nullable=False),  # running, finished, failed, cancelled, abandoned
+    Column("status", Text, nullable=False),  # one of STATUSES
     Column("started_at", BigInteger, nullable=False),
     Column("ended_at", BigInteger),
     Column("input", String(32)),

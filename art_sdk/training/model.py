@@ -61,7 +61,7 @@ def _load_base(base_model: str, dtype: torch.dtype) -> PreTrainedModel:
         )
     try:
         model: nn.Module = AutoModelForCausalLM.from_pretrained(base_model, dtype=dtype, local_files_only=is_folder)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise TrainingError(f"base model {base_model!r} can't be loaded as a causal language model: {error}") from error
     return cast(PreTrainedModel, model.to("cuda" if torch.cuda.is_available() else "cpu"))
 

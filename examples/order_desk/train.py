@@ -1,4 +1,4 @@
-"""Train the order desk while it runs: `python -m examples.order_desk.train --seed 0`, in seven minutes on two cores.
+"""Train the order desk while it runs: `python -m examples.order_desk.train --seed 0`, in six to nine minutes.
 
 What a user adds to an agent is in `main`: the decorator, the reward, `LocalBackend` and `art.rollouts`.
 The rest shows the progress.

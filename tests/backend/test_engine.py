@@ -85,6 +85,18 @@ async def test_recorded_ids_decode_to_the_text_and_score_as_recorded(
         assert sum(errors) / len(errors) < BFLOAT16
 
 
+async def test_the_token_that_ends_an_answer_is_recorded_with_it(engine: Engine, serving: Serving) -> None:
+    from transformers import AutoTokenizer
+
+    question = [{"role": "user", "content": "Answer with one word: what is the capital of France?"}]
+    body = {**CHAT, "messages": question, "temperature": 0, "max_tokens": 64}
+    answer = (await serving.client.post("/v1/chat/completions", json=body)).json()
+    (completion,) = serving.completions
+    assert answer["choices"][0]["finish_reason"] == completion.finish_reason == "stop"
+    assert len(completion.token_ids) == len(completion.logprobs) == answer["usage"]["completion_tokens"]
+    assert completion.token_ids[-1] == AutoTokenizer.from_pretrained(engine.options.base_model).eos_token_id
+
+
 async def test_logprobs_are_those_of_the_temperature_that_was_sampled_with(serving: Serving) -> None:
     for temperature in (1.0, 0.25):
         body = {**CHAT, "temperature": temperature, "seed": 5, "max_tokens": 16}

