@@ -23,6 +23,7 @@ from .. import lifecycle, settings
 from ..errors import ConfigError, EngineError, StoreError
 from ..store import steps
 from ..store.database import Database
+from ..store.queue import Order
 from ..store.steps import Step, Version
 from ..training.options import LoraOptions, TrainingOptions
 from .child import Child, spawn
@@ -57,6 +58,8 @@ class LocalBackend:
         home, store: as `ART_HOME` and `ART_STORE_URL`.
         lora, training: the adapter's shape and how it is trained.
         groups_per_step: ready groups that make a step; after `batch_wait` seconds fewer will do.
+        order: which ready groups come first, those that wait for longest (`oldest`) or those that the newest
+            version answered (`freshest`). Either way a higher `priority` of `art.rollouts` comes before a lower one.
         port: the gateway's; a free one by default.
         max_model_len, max_num_seqs, kv_cache_gb, tool_call_parser: the engine's, see `EngineOptions`.
         set_env: set `OPENAI_BASE_URL`, `OPENAI_API_KEY` and the `ART_*` variables while the block runs.
@@ -77,6 +80,7 @@ class LocalBackend:
         training: TrainingOptions | None = None,
         groups_per_step: int = 4,
         batch_wait: float = 10.0,
+        order: Order = "oldest",
         port: int | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
@@ -99,6 +103,7 @@ class LocalBackend:
             training=training or TrainingOptions(),
             groups_per_step=groups_per_step,
             batch_wait=batch_wait,
+            order=order,
         )
         engine = checked(
             EngineOptions,

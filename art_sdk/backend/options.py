@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import ConfigError
+from ..store.queue import Order
 from ..training.options import LoraOptions, TrainingOptions
 
 Options = TypeVar("Options", bound=BaseModel)
@@ -36,6 +37,8 @@ class BackendOptions(BaseModel):
     training: TrainingOptions = TrainingOptions()
     groups_per_step: int = Field(default=4, ge=1)
     """Ready groups that make a step."""
+    order: Order = "oldest"
+    """Which ready groups come first: those that wait for longest, or those that the newest version answered."""
     batch_wait: float = Field(default=10.0, ge=0)
     """Seconds after which a step is made of fewer."""
     lease_seconds: float = Field(default=120.0, gt=0)

@@ -3,8 +3,6 @@
     candidate in the store ─► loaded by the engine ─► probed ─► the router's alias is flipped ─► live
                                                         └─ failed: rejected, never routed to
 
-    live ─► its folder is broken when an engine wants it again: rejected, and the newest before it is live
-
 There is no message that could be lost: a candidate that appeared while the gateway was down, and the
 adapters that a restarted engine has forgotten, are found by comparing.
 """
@@ -41,6 +39,7 @@ class Publisher:
         self._router = router
         self._base_name = steps.served_name(options.policy, 0)
         self._served: dict[str, Version] = {}
+        self._broken: dict[str, str] = {}
         self._checked_at = 0.0
 
     async def run(self) -> None:
@@ -72,9 +71,9 @@ class Publisher:
     async def _restore(self, known: Sequence[Version]) -> None:
         """Serve the live version after a start of this process, and what a new engine has forgotten.
 
-        Of those whose folders have broken since, none is served, and the newest before them answers.
+        One that can't be served any more is not routed to, is logged, and is tried again and again: its folder may
+        come back.
         """
-        policy = self._options.policy
         now = asyncio.get_running_loop().time()
         if self._served and now - self._checked_at < _ENGINE_CHECK_SECONDS:
             return
@@ -82,64 +81,57 @@ class Publisher:
         self._checked_at = now
         self._router.serve(self._base_name)
         self._router.serve(self._options.base_name)
-        broken = [version for version in [*self._served.values()] if not await self._load(version, loaded)]
-        if self._router.live(policy) not in self._served:
-            before = {v.version: v for v in known if v.status in ("live", "retired") and v.served_at is not None}
-            for version in sorted(before.values(), key=lambda v: (v.status == "live", v.version), reverse=True):
-                if version not in broken and await self._load(version, loaded):
-                    await self._answer_with(version)
-                    log.info("%s is answered by %s", policy, version.name)
-                    break
-        for version in broken:
-            self._router.retire(version.name)
-
-    async def _load(self, version: Version, loaded: Collection[str]) -> bool:
-        """Have a version loaded that answered before; one that can't be any more is rejected."""
-        try:
-            if version.path is not None and version.name not in loaded:
-                await self._engine.load(version.name, Path(version.path))
-        except EngineError as error:
-            if not await self._engine.health():
-                raise  # the engine's fault, not the version's
-            self._served.pop(version.name, None)
-            await self._reject(version, str(error))
-            return False
-        self._served[version.name] = version
-        self._router.serve(version.name)
-        return True
-
-    async def _answer_with(self, version: Version) -> None:
-        self._router.serve(version.name)
-        self._router.flip(self._options.policy, version.name)
-        self._served[version.name] = version
-        if version.status != "live":
-            await asyncio.to_thread(steps.make_live, self._database, version.policy, version.version)
+        live = [version for version in known if version.status == "live"][-1:]
+        for version in {version.name: version for version in [*self._served.values(), *live]}.values():
+            if version.name in self._served and version.name in loaded:
+                continue
+            if fault := await self._fault(version, loaded):
+                if fault != self._broken.get(version.name):
+                    log.error("%s can't be served: %s. Restore its folder: it is tried again", version.name, fault)
+                self._broken[version.name] = fault
+                continue
+            self._broken.pop(version.name, None)
+            self._served[version.name] = version
+            self._router.serve(version.name)
+        if live and live[0].name in self._served and self._router.live(self._options.policy) is None:
+            self._router.flip(self._options.policy, live[0].name)
+            log.info("%s is answered by %s", self._options.policy, live[0].name)
 
     async def _publish(self, version: Version) -> None:
-        assert version.path is not None, "version 0 is never a candidate"
-        path = Path(version.path)
+        # It is there already where this process, or the store, was lost before the version was recorded as live.
+        if fault := await self._fault(version, await self._engine.loaded()):
+            await self._reject(version, fault)
+            return
+        self._router.serve(version.name)
+        self._router.flip(version.policy, version.name)
+        self._served[version.name] = version
+        await asyncio.to_thread(steps.make_live, self._database, version.policy, version.version)
+        log.info("%s is answered by %s", version.policy, version.name)
+        await self._retire_old()
+
+    async def _fault(self, version: Version, loaded: Collection[str]) -> str | None:
+        """Have a version loaded and probed. Why it must not be routed to, in words; then it is not loaded either."""
+        if version.path is None:
+            return None
         try:
-            # It is there already where this process, or the store, was lost before the version was recorded as live.
-            if version.name not in await self._engine.loaded():
-                await self._engine.load(version.name, path)
-            result = await probe(self._engine, version.name, self._base_name, path)
+            if version.name not in loaded:
+                await self._engine.load(version.name, Path(version.path))
+            result = await probe(self._engine, version.name, self._base_name, Path(version.path))
         except EngineError as error:
             if not await self._engine.health():
                 raise  # the engine's fault, not the version's
-            await self._reject(version, str(error))
-            return
-        if not result.accepted:
-            await self._reject(version, result.reason)
-            return
-        await self._answer_with(version)
-        why = f"{result.reason} (share shown {result.served_share:.2f})"
-        log.info("%s is answered by %s: %s", version.policy, version.name, why)
-        await self._retire_old()
+            fault = str(error)
+        else:
+            log.info("%s: %s (share shown %.2f)", version.name, result.reason, result.served_share)
+            if result.accepted:
+                return None
+            fault = result.reason
+        if version.name in await self._engine.loaded():
+            await self._engine.unload(version.name)
+        return fault
 
     async def _reject(self, version: Version, why: str) -> None:
         log.error("%s is rejected and stays unserved: %s", version.name, why)
-        if version.name in await self._engine.loaded():
-            await self._engine.unload(version.name)
         await asyncio.to_thread(steps.reject, self._database, version.policy, version.version, why)
 
     async def _retire_old(self) -> None:

@@ -49,9 +49,9 @@ class Worker:
         _set_aside_unrecorded(options, database.name, {Path(version.path) for version in recorded if version.path})
         good = [version for version in recorded if version.path and version.status != "rejected"]
         resume = Path(good[-1].path) if good and good[-1].path else None
-        self._trainer = Trainer(options.base_model, options.lora, options.training, resume=resume)
+        given = max((version.version for version in recorded), default=0)
+        self._trainer = Trainer(options.base_model, options.lora, options.training, resume=resume, given=given)
         log.info("policy %s: training on from version %d", options.policy, self._trainer.version)
-        self._trainer.version = max((version.version for version in recorded), default=0)  # no number twice
 
     def run(self) -> None:
         """Train for ever."""
@@ -90,7 +90,7 @@ class Worker:
         options = self._options
         waiting_since: float | None = None
         while True:
-            ready = until_back(lambda: queue.queued(self._database, options.policy, time.time_ns()))
+            ready = until_back(self._queued)
             if ready >= options.groups_per_step:
                 return
             now = time.monotonic()
@@ -99,6 +99,10 @@ class Worker:
             if left <= 0:
                 return
             self._changes.wait(min(left, _LOOK_SECONDS))
+
+    def _queued(self) -> int:
+        enough = self._options.groups_per_step
+        return queue.queued(self._database, self._options.policy, time.time_ns(), up_to=enough)
 
     def _learn(self, groups: Sequence[ClaimedGroup]) -> StepResult:
         started = time.perf_counter()
@@ -115,10 +119,17 @@ class Worker:
     @contextlib.contextmanager
     def _lease(self) -> Iterator[list[ClaimedGroup]]:
         """Claimed groups, kept ours while the step lasts, given back where it fails."""
-        policy, seconds = self._options.policy, self._options.lease_seconds
-        limit = self._options.groups_per_step
+        options, policy, seconds = self._options, self._options.policy, self._options.lease_seconds
         groups = until_back(
-            lambda: queue.claim(self._database, policy, owner=self._owner, limit=limit, lease_seconds=seconds)
+            lambda: queue.claim(
+                self._database,
+                policy,
+                owner=self._owner,
+                limit=options.groups_per_step,
+                lease_seconds=seconds,
+                order=options.order,
+                oldest_version=self._trainer.version - options.training.max_staleness,
+            )
         )
         stop = threading.Event()
 

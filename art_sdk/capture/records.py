@@ -11,10 +11,12 @@ import msgspec
 
 
 class Content(msgspec.Struct, tag="content", frozen=True):
-    """A message, a tool definition or an image: stored once, under the hash of its bytes."""
+    """A message, a tool definition or an image: stored once, under the hash of its bytes, for as long as one of the
+    trajectories that said it is there."""
 
     hash: str
     data: bytes
+    trajectory_id: str | None = None
 
 
 class SpanStart(msgspec.Struct, tag="start", frozen=True):
@@ -80,6 +82,7 @@ class Group(msgspec.Struct, tag="group", frozen=True):
     id: str
     size: int
     created_at: int
+    priority: int = 0
 
 
 Record = Content | SpanStart | SpanEnd | Reward | Completion | Group

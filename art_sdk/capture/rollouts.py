@@ -52,6 +52,7 @@ async def rollouts(
     group_size: int = 8,
     concurrency: int = 32,
     train: bool = True,
+    priority: int = 0,
 ) -> list[RolloutGroup[T]]:
     """Run `function(task)` `group_size` times for each task and return the groups, in the order of `tasks`.
 
@@ -61,6 +62,7 @@ async def rollouts(
         group_size: runs of each task; they form one group.
         concurrency: runs under way at a time.
         train: False to measure only: captured, never trained on.
+        priority: groups with a higher one are trained on before those with a lower one.
 
     What a run raises is in its `Rollout.error` and stops no other run.
 
@@ -68,7 +70,7 @@ async def rollouts(
         ConfigError: `function` is not decorated, or a number is below 1.
     """
     _check(function, group_size, concurrency)
-    groups = [(_announce(group_size), task) for task in tasks]
+    groups = [(_announce(group_size, priority), task) for task in tasks]
     limit = asyncio.Semaphore(concurrency)
     with ThreadPoolExecutor(concurrency, thread_name_prefix="art-rollout") as pool:
 
@@ -95,6 +97,7 @@ def rollouts_sync(
     group_size: int = 8,
     concurrency: int = 32,
     train: bool = True,
+    priority: int = 0,
 ) -> list[RolloutGroup[T]]:
     """`rollouts` for code that is not async.
 
@@ -107,7 +110,9 @@ def rollouts_sync(
         pass
     else:
         raise ConfigError("art.rollouts_sync() was called inside a running event loop: use `await art.rollouts(...)`")
-    return asyncio.run(rollouts(function, tasks, group_size=group_size, concurrency=concurrency, train=train))
+    return asyncio.run(
+        rollouts(function, tasks, group_size=group_size, concurrency=concurrency, train=train, priority=priority)
+    )
 
 
 def _check(function: Callable[..., Any], group_size: int, concurrency: int) -> None:
@@ -118,8 +123,8 @@ def _check(function: Callable[..., Any], group_size: int, concurrency: int) -> N
             raise ConfigError(f"art.rollouts({name}={value}): expected at least 1")
 
 
-def _announce(size: int) -> str:
-    group = Group(id=uuid.uuid4().hex, size=size, created_at=time.time_ns())
+def _announce(size: int, priority: int) -> str:
+    group = Group(id=uuid.uuid4().hex, size=size, created_at=time.time_ns(), priority=priority)
     journal.append(group)
     return group.id
 

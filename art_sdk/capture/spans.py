@@ -153,16 +153,17 @@ class Place(NamedTuple):
 
 def start_root(name: str, attributes: Mapping[str, Any], inputs: Any) -> LiveTrajectory:
     """Start a trajectory: a span in a trace of its own, whatever is current. `inputs` is plain data."""
+    identity = os.urandom(16).hex()
     content, was_masked = to_content(inputs, is_plain=True)
-    journal.hold(content)
+    journal.hold(Content(content.hash, content.data, identity))
     found = {OPERATION: INVOKE_AGENT, INPUT: content.hash, **attributes}
     if was_masked:
         found[MASKED] = True
     user = get_current_span().get_span_context()
     if user.is_valid:
         found[USER_TRACE] = f"{format_trace_id(user.trace_id)}-{format_span_id(user.span_id)}"
-    span = RecordingSpan(f"{INVOKE_AGENT} {name}", os.urandom(16).hex(), None, found)
-    return LiveTrajectory(id=span.trajectory_id, name=name, root=span, written={content.hash})
+    span = RecordingSpan(f"{INVOKE_AGENT} {name}", identity, None, found)
+    return LiveTrajectory(id=identity, name=name, root=span, written={content.hash})
 
 
 def lost_root(name: str) -> LiveTrajectory:
@@ -237,7 +238,7 @@ def keep_content(live: LiveTrajectory, content: Content) -> None:
     """Write content along with the trajectory's next record, unless it has been."""
     if content.hash not in live.written:
         live.written.add(content.hash)
-        journal.hold(content)
+        journal.hold(Content(content.hash, content.data, live.id))
 
 
 _SHORT = 8

@@ -9,7 +9,7 @@ import sys
 import typer
 
 from ..errors import ArtError
-from . import doctor, explain, run, status, traces, up, versions
+from . import db, doctor, edit, explain, files, run, status, traces, up, versions
 from .console import errors
 
 app = typer.Typer(
@@ -26,6 +26,13 @@ app.command("traces")(traces.traces)
 app.command("explain")(explain.explain)
 app.command("versions")(versions.versions)
 app.command("doctor")(doctor.doctor)
+app.command("label")(edit.label)
+app.command("delete")(edit.delete)
+app.command("prune")(edit.prune)
+app.command("export")(files.export)
+app.command("import")(files.import_)
+app.command("copy")(db.copy)
+app.add_typer(db.db, name="db")
 
 
 def main() -> None:

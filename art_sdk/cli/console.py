@@ -14,7 +14,7 @@ from ..store import Database, Store, open_store, steps
 # What is printed is data: square brackets and colons in it are no markup.
 # In a pipe nothing is cut to fit.
 console = Console(markup=False, emoji=False, width=None if sys.stdout.isatty() else 300)
-errors = Console(stderr=True, markup=False, emoji=False)
+errors = Console(stderr=True, markup=False, emoji=False, soft_wrap=True)
 
 NO_POLICY = "no policy yet: art up --base-model FOLDER --policy NAME"
 

@@ -1,7 +1,7 @@
 """The trajectory store: the product's memory and its queue."""
 
 from .database import Database
-from .reading import Store
+from .store import Store
 
 __all__ = ["Database", "Store", "open_store"]
 

@@ -38,8 +38,14 @@ class Touched:
     """Groups."""
 
 
+CONTENT_LOCK = 7310839
+"""Shared by who writes content and what refers to it, alone for who deletes content: Postgres's advisory lock."""
+
+
 def insert_records(connection: Connection, records: Iterable[Record], *, journal: str, settings: Settings) -> Touched:
     """The rows that are the records' own. Where others write at the same time, commit before `derive`."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"SELECT pg_advisory_xact_lock_shared({CONTENT_LOCK})"))
     by_kind: dict[type, list[Any]] = {}
     for record in records:
         by_kind.setdefault(type(record), []).append(record)
@@ -52,6 +58,8 @@ def insert_records(connection: Connection, records: Iterable[Record], *, journal
     insert_new(
         connection, t.contents, [{"hash": c.hash, "data": pack_content(c.data)} for c in by_kind.get(Content, ())]
     )
+    held = {(c.trajectory_id, c.hash) for c in by_kind.get(Content, ()) if c.trajectory_id is not None}
+    insert_new(connection, t.holdings, [{"trajectory_id": owner, "hash": each} for owner, each in sorted(held)])
     insert_new(connection, t.groups, [_announced(group, settings) for group in by_kind.get(Group, ())])
     insert_new(connection, t.trajectories, [_trajectory(s, journal) for s in starts if s.parent_id is None])
     begun_spans = [_span(start) for start in starts if (start.trajectory_id, start.span_id) not in over]
@@ -177,6 +185,7 @@ def _announced(group: Group, settings: Settings) -> dict[str, Any]:
         "closes_at": None,
         "deadline": deadline,
         "check_at": deadline,
+        "priority": group.priority,
     }
 
 

@@ -26,7 +26,7 @@ from sqlalchemy.exc import (
 from ..errors import StoreError
 from ..extras import install_command
 
-SCHEMA = "0002"
+SCHEMA = "0003"
 _BUSY_MS = 30_000
 _WRITE = "art_write"
 
@@ -73,6 +73,21 @@ class Database:
         ):
             yield connection
 
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """Read, over several statements, what was there at one moment."""
+        with self._errors(), self.engine.connect() as connection:
+            if self.dialect == "postgresql":
+                connection = connection.execution_options(isolation_level="REPEATABLE READ")
+            with connection.begin():
+                yield connection
+
+    @contextmanager
+    def unbound(self) -> Iterator[Connection]:
+        """A connection outside any transaction, for what may not run in one."""
+        with self._errors(), self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            yield connection
+
     def close(self) -> None:
         self.engine.dispose()
 
@@ -87,7 +102,7 @@ class Database:
             ) from error
 
     def _migrate(self) -> None:
-        if self._revision() == SCHEMA:
+        if self.revision() == SCHEMA:
             return
         from .migrate import upgrade
 
@@ -96,7 +111,8 @@ class Database:
                 connection.execute(text("SELECT pg_advisory_xact_lock(7310837)"))
             upgrade(connection, self.name)
 
-    def _revision(self) -> str | None:
+    def revision(self) -> str | None:
+        """Of the schema that the store has; None for an empty one."""
         with self.read() as connection:
             if not inspect(connection).has_table("alembic_version"):
                 return None
@@ -156,6 +172,8 @@ def _on_sqlite_connect(connection: sqlite3.Connection, _: Any) -> None:
     cursor.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
     _to_wal(cursor)
     cursor.execute("PRAGMA synchronous = NORMAL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
     cursor.close()
 
 
@@ -174,7 +192,9 @@ def _to_wal(cursor: sqlite3.Cursor) -> None:
 
 
 def _on_sqlite_begin(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get(_WRITE) else "BEGIN")
+    options = connection.get_execution_options()
+    if options.get("isolation_level") != "AUTOCOMMIT":
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get(_WRITE) else "BEGIN")
 
 
 _CURES = {

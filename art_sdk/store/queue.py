@@ -6,7 +6,8 @@
                                          └─(expired, released)
 
 A claim is one policy's share of a group: a group whose members called two policies has two claims.
-When a group is ready is decided by `readiness`, which is pure; all the rest here is SQL around it.
+When a group is ready is decided by `readiness`, which is pure; all the rest here is SQL around it. A ready claim
+that is too stale for its policy is done without a step, and its trajectories have that for a reason.
 """
 
 import time
@@ -15,7 +16,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, bindparam, exists, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    bindparam,
+    exists,
+    func,
+    insert,
+    literal,
+    select,
+    union_all,
+    update,
+)
 
 from ..capture import spans as names
 from ..capture.records import Completion
@@ -24,6 +37,7 @@ from . import tables as t
 from .batch import ClaimedGroup, Member
 from .database import Database
 from .reading import chunks, read_completions
+from .reasons import Reason
 from .waiting import tell
 
 
@@ -144,9 +158,20 @@ def _refresh(connection: Connection, group_ids: Sequence[str], now: int) -> None
         statement = update(t.groups).where(g.id == bindparam("group"))
         connection.execute(statement.values(status=bindparam("new_status"), check_at=bindparam("new_check")), changed)
     if ready:
-        waiting = t.claims.c.group_id.in_(ready) & (t.claims.c.status == "waiting")
-        connection.execute(update(t.claims).where(waiting).values(status="ready", ready_at=now))
+        _queue(connection, ready, now)
         tell(connection)
+
+
+def _queue(connection: Connection, group_ids: Sequence[str], now: int) -> None:
+    """Let the claims of these groups be taken, with what they are sorted by."""
+    c, k, a = t.trajectories.c, t.claims.c, t.completions.c
+    priority = select(t.groups.c.priority).where(t.groups.c.id == k.group_id).scalar_subquery()
+    answered = (c.group_id == k.group_id) & (a.trajectory_id == c.id) & (a.policy == k.policy)
+    newest = select(func.max(a.version)).select_from(t.trajectories).join(t.completions, answered).scalar_subquery()
+    waiting = k.group_id.in_(group_ids) & (k.status == "waiting")
+    connection.execute(
+        update(t.claims).where(waiting).values(status="ready", ready_at=now, priority=priority, version=newest)
+    )
 
 
 def _members(connection: Connection, group_ids: Sequence[str]) -> dict[str, list[MemberState]]:
@@ -168,7 +193,7 @@ def _members(connection: Connection, group_ids: Sequence[str]) -> dict[str, list
 
 def _add_claims(connection: Connection, group_ids: Sequence[str]) -> None:
     c, k = t.trajectories.c, t.claims.c
-    member = c.group_id.in_(group_ids) & c.train
+    member = c.group_id.in_(group_ids) & LEARNED_FROM
     declared = select(c.group_id, c.policy).where(member, c.policy.is_not(None)).distinct()
     answering = (
         select(c.group_id, t.completions.c.policy)
@@ -185,8 +210,12 @@ def _add_claims(connection: Connection, group_ids: Sequence[str]) -> None:
             connection.execute(insert(t.claims), rows)
 
 
-def queued(database: Database, policy: str, now: int) -> int:
-    """How many groups `claim` would find."""
+LEARNED_FROM = t.trajectories.c.train & ~t.trajectories.c.excluded
+"""Whether a trajectory may be trained on."""
+
+
+def queued(database: Database, policy: str, now: int, *, up_to: int | None = None) -> int:
+    """How many groups `claim` would find; counting ends at `up_to`."""
     with database.read() as connection:
         due = connection.execute(
             select(func.count()).select_from(t.groups).where(t.groups.c.status == "open", t.groups.c.check_at <= now)
@@ -195,20 +224,40 @@ def queued(database: Database, policy: str, now: int) -> int:
         with database.write() as connection:
             _refresh_due(connection, now)
     with database.read() as connection:
-        return connection.execute(
-            select(func.count()).select_from(t.claims).where(_claimable(policy, now))
-        ).scalar_one()
+        claimable = union_all(*(select(literal(1)).where(which) for which in (_ready(policy), _run_out(policy, now))))
+        return connection.execute(select(func.count()).select_from(claimable.limit(up_to).subquery())).scalar_one()
 
 
-def claim(database: Database, policy: str, *, owner: str, limit: int, lease_seconds: float) -> list[ClaimedGroup]:
-    """Take up to `limit` ready groups, oldest first. They are this owner's until the lease runs out."""
+Order = Literal["oldest", "freshest"]
+
+
+def claim(
+    database: Database,
+    policy: str,
+    *,
+    owner: str,
+    limit: int,
+    lease_seconds: float,
+    order: Order = "oldest",
+    oldest_version: int | None = None,
+) -> list[ClaimedGroup]:
+    """Take up to `limit` ready groups. They are this owner's until the lease runs out.
+
+    What dead workers left comes first, then those of the highest priority; among equals those that are ready for
+    longest (`oldest`), or that were answered by the newest version (`freshest`). Groups that no version since
+    `oldest_version` has answered are set aside as too stale.
+    """
     now = time.time_ns()
+    k = t.claims.c
     with database.write() as connection:
         _refresh_due(connection, now)
-        query = select(t.claims.c.group_id).where(_claimable(policy, now)).order_by(t.claims.c.ready_at).limit(limit)
-        if database.dialect == "postgresql":
-            query = query.with_for_update(skip_locked=True)
-        group_ids = list(connection.execute(query).scalars())
+        if oldest_version is not None:
+            _set_aside_stale(connection, policy, oldest_version)
+        by = (k.priority.desc(), k.ready_at) if order == "oldest" else (k.priority.desc(), k.version.desc())
+        group_ids: list[str] = []
+        for which, sorted_by in ((_run_out(policy, now), (k.ready_at,)), (_ready(policy), by)):
+            query = select(k.group_id).where(which).order_by(*sorted_by).limit(limit - len(group_ids))
+            group_ids += connection.execute(_skip_locked(query, connection)).scalars()
         connection.execute(
             update(t.claims)
             .where(t.claims.c.policy == policy, t.claims.c.group_id.in_(group_ids))
@@ -251,9 +300,35 @@ class LeaseLost(Exception):
     """A lease ran out while its groups were being trained on."""
 
 
-def _claimable(policy: str, now: int) -> ColumnElement[bool]:
+_STALE_AT_ONCE = 1000
+
+
+def _set_aside_stale(connection: Connection, policy: str, oldest_version: int) -> None:
+    c, k = t.trajectories.c, t.claims.c
+    query = select(k.group_id).where(_ready(policy), k.version < oldest_version).limit(_STALE_AT_ONCE)
+    stale = list(connection.execute(_skip_locked(query, connection)).scalars())
+    if not stale:
+        return
+    members = connection.execute(select(c.id).where(c.group_id.in_(stale), LEARNED_FROM)).scalars()
+    rows = [{"trajectory_id": m, "policy": policy, "tokens": 0, "reason": Reason.TOO_STALE} for m in members]
+    if rows:
+        connection.execute(insert(t.outcomes), rows)
+    connection.execute(update(t.claims).where(k.policy == policy, k.group_id.in_(stale)).values(status="done"))
+
+
+def _skip_locked(query: "Select[Any]", connection: Connection) -> "Select[Any]":
+    """Pass over what another worker is just taking; on SQLite there is no other."""
+    return query.with_for_update(skip_locked=True) if connection.dialect.name == "postgresql" else query
+
+
+def _ready(policy: str) -> ColumnElement[bool]:
+    return (t.claims.c.policy == policy) & (t.claims.c.status == "ready")
+
+
+def _run_out(policy: str, now: int) -> ColumnElement[bool]:
+    """Leases of workers that died."""
     c = t.claims.c
-    return (c.policy == policy) & or_(c.status == "ready", (c.status == "leased") & (c.expires_at <= now))
+    return (c.policy == policy) & (c.status == "leased") & (c.expires_at <= now)
 
 
 def _held(policy: str, owner: str) -> ColumnElement[bool]:
@@ -270,7 +345,9 @@ def _refresh_due(connection: Connection, now: int) -> None:
 def _claimed(connection: Connection, group_id: str, policy: str) -> ClaimedGroup:
     c = t.trajectories.c
     rows = connection.execute(
-        select(c.id, c.name, c.status, c.reward).where(c.group_id == group_id, c.train).order_by(c.started_at, c.id)
+        select(c.id, c.name, c.status, c.reward)
+        .where(c.group_id == group_id, LEARNED_FROM)
+        .order_by(c.started_at, c.id)
     ).all()
     by_trajectory: dict[str, list[Completion]] = {row.id: [] for row in rows}
     # A call with masked words is not learned from: the model would learn to say the mask's neighbours, or a secret.

@@ -7,18 +7,21 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, RowMapping, exists, func, select
+from sqlalchemy import Connection, RowMapping, func, select
 
 from ..capture import spans as names
 from ..capture.records import Completion
-from ..errors import ConfigError, StoreError
+from ..errors import ConfigError
 from . import tables as t
+from .chat import FORMS, Form, to_anthropic, to_openai
 from .database import Database
 from .reasons import Reason
+
+T = TypeVar("T")
 
 _SHOWN = {
     names.INPUT_MESSAGES: "gen_ai.input.messages",
@@ -83,6 +86,7 @@ class Trajectory:
     group_id: str | None
     parent_id: str | None
     train: bool
+    excluded: bool
     details: dict[str, Any]
     _database: Database = field(repr=False, compare=False)
     _content: tuple[str | None, str | None] = field(repr=False, default=(None, None))
@@ -135,6 +139,8 @@ class Trajectory:
             )
         if not self.train:
             return Reason.EVALUATION
+        if self.excluded:
+            return Reason.EXCLUDED
         if self.status == "running":
             return "running"
         if not claims:
@@ -164,13 +170,33 @@ class Trajectory:
             found.append(ToolCall(identity, part.get("name", ""), part.get("arguments"), state, result, span, run))
         return tuple(found)
 
-    def messages(self) -> list[dict[str, Any]]:
-        """The last LLM call's input and output: for a chat agent, the whole conversation."""
+    def messages(self, form: Form = "genai") -> list[dict[str, Any]]:
+        """The last LLM call's input and output: for a chat agent, the whole conversation.
+
+        `form`: the GenAI conventions' (`genai`), or what OpenAI's `/chat/completions` (`openai`) or Anthropic's
+        `/messages` (`anthropic`) takes.
+        """
+        if form not in FORMS:
+            raise ConfigError(f"messages({form!r}): expected one of {', '.join(FORMS)}")
         calls = [span for span in self.spans if span.operation in names.LLM_OPERATIONS]
         if not calls:
             return []
         last = calls[-1].attributes
-        return [*last.get("gen_ai.input.messages", []), *last.get("gen_ai.output.messages", [])[:1]]
+        said = [*last.get("gen_ai.input.messages", []), *last.get("gen_ai.output.messages", [])[:1]]
+        return to_openai(said) if form == "openai" else to_anthropic(said) if form == "anthropic" else said
+
+    @cached_property
+    def tools(self) -> list[dict[str, Any]]:
+        """The tools that the last LLM call could use, defined as that call's API does."""
+        calls = [span for span in self.spans if span.operation in names.LLM_OPERATIONS]
+        return list(calls[-1].attributes.get("gen_ai.tool.definitions", ())) if calls else []
+
+    @cached_property
+    def tags(self) -> tuple[str, ...]:
+        """What people call it, sorted."""
+        query = select(t.tags.c.tag).where(t.tags.c.trajectory_id == self.id).order_by(t.tags.c.tag)
+        with self._database.read() as connection:
+            return tuple(connection.execute(query).scalars())
 
     @cached_property
     def _resolved(self) -> tuple[Any, Any]:
@@ -181,85 +207,8 @@ class Trajectory:
         return found.get(given) if given else None, found.get(returned) if returned else None
 
 
-class Store:
-    """A trajectory store opened for reading. A context manager."""
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
-
-    def __enter__(self) -> "Store":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self.database.close()
-
-    def trajectories(
-        self,
-        *,
-        name: str | None = None,
-        status: str | None = None,
-        policy: str | None = None,
-        version: int | None = None,
-        min_reward: float | None = None,
-        max_reward: float | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        tool: str | None = None,
-        error: str | None = None,
-        limit: int | None = None,
-    ) -> Iterator[Trajectory]:
-        """Newest first; each filter that is given must hold.
-
-        `policy` also finds those that a policy answered without being named, `version` those that this version of it
-        answered (of any policy, where none is named). A reward range leaves out those without a reward. `since` and
-        `until` are about the start; a time without a zone is local. `tool` was called; `error` is how the error
-        begins: the exception's type (`ValueError`). Raises `ConfigError` for a status that there is not.
-        """
-        c, k, s = t.trajectories.c, t.completions.c, t.spans.c
-        query = select(t.trajectories).order_by(c.started_at.desc(), c.id).limit(limit)
-        if name is not None:
-            query = query.where(c.name == name)
-        if status is not None:
-            if status not in t.STATUSES:
-                raise ConfigError(f"status={status!r}: expected one of {', '.join(t.STATUSES)}")
-            query = query.where(c.status == status)
-        if version is not None:
-            answered = select(k.trajectory_id).where(k.version == version)
-            query = query.where(c.id.in_(answered if policy is None else answered.where(k.policy == policy)))
-        elif policy is not None:
-            query = query.where((c.policy == policy) | c.id.in_(select(k.trajectory_id).where(k.policy == policy)))
-        if min_reward is not None:
-            query = query.where(c.reward >= min_reward)
-        if max_reward is not None:
-            query = query.where(c.reward <= max_reward)
-        if since is not None:
-            query = query.where(c.started_at >= int(since.timestamp() * 1e9))
-        if until is not None:
-            query = query.where(c.started_at < int(until.timestamp() * 1e9))
-        if tool is not None:
-            called = (s.operation == names.EXECUTE_TOOL) & (s.attributes[names.TOOL_NAME].as_string() == tool)
-            query = query.where(exists().where(s.trajectory_id == c.id, called))
-        if error is not None:
-            query = query.where(c.error.startswith(error, autoescape=True))
-        with self.database.read() as connection:
-            for row in connection.execution_options(yield_per=200).execute(query).mappings():
-                yield _trajectory(self.database, row)
-
-    def trajectory(self, identity: str) -> Trajectory:
-        """By id, or by the start of one. Raises `StoreError` where it is unknown or ambiguous."""
-        query = select(t.trajectories).where(t.trajectories.c.id.startswith(identity, autoescape=True)).limit(2)
-        with self.database.read() as connection:
-            rows = connection.execute(query).mappings().all()
-        if len(rows) != 1:
-            found = "no trajectory" if not rows else "more than one trajectory"
-            raise StoreError(f"{found} in {self.database.name} has an id that starts with {identity!r}: see art traces")
-        return _trajectory(self.database, rows[0])
-
-
-def _trajectory(database: Database, row: RowMapping) -> Trajectory:
+def as_trajectory(database: Database, row: RowMapping) -> Trajectory:
+    """A row of `trajectories`."""
     columns = {name: row[name] for name in Trajectory.__dataclass_fields__ if not name.startswith("_")}
     return Trajectory(**columns, _database=database, _content=(row["input"], row["output"]))
 
@@ -400,7 +349,13 @@ def recent_faults(database: Database, seconds: float) -> list[dict[str, Any]]:
         return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def chunks(values: Sequence[str], size: int = 500) -> Iterable[Sequence[str]]:
+def chunks(values: Sequence[str], size: int = 500) -> Iterable[list[str]]:
     """Databases bound the number of parameters of one statement."""
-    for start in range(0, len(values), size):
-        yield values[start : start + size]
+    return parts(values, size)
+
+
+def parts(values: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Some of the values at a time."""
+    iterator = iter(values)
+    while part := list(islice(iterator, size)):
+        yield part

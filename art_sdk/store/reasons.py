@@ -16,6 +16,7 @@ class Reason(StrEnum):
     UNSUPPORTED_SAMPLING = "unsupported_sampling"
     NOT_FINITE = "not_finite"
     EVALUATION = "evaluation"
+    EXCLUDED = "excluded"
 
     @property
     def meaning(self) -> str:
@@ -34,4 +35,5 @@ _MEANINGS = {
     "the distribution",
     Reason.NOT_FINITE: "its step's loss or gradient was infinite or not a number, and was thrown away",
     Reason.EVALUATION: "it was run to measure, with train=False",
+    Reason.EXCLUDED: "somebody excluded it from training",
 }

@@ -4,7 +4,7 @@ A version exists from the moment its step is recorded, in the same transaction t
 groups as trained: there is no version without its groups, and no group trained on without a version.
 
     version:  candidate ──(loaded, probe passed)──► live ──(a later one is live)──► retired
-                  └──────(probe failed)──► rejected ◄──(its folder broke)── live or retired
+                  └──────(probe failed)──► rejected
 """
 
 import time

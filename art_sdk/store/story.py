@@ -10,6 +10,7 @@ from sqlalchemy import Connection, exists, func, select
 from ..capture import spans as names
 from . import tables as t
 from .database import Database
+from .queue import LEARNED_FROM
 from .reading import Trajectory
 from .reasons import Reason
 
@@ -54,8 +55,9 @@ def _captured(connection: Connection, run: Trajectory) -> Iterator[Event]:
 
 
 def _grouped(connection: Connection, run: Trajectory) -> Iterator[Event]:
-    if not run.train:
-        yield Event(None, f"not for training: {Reason.EVALUATION.meaning}")
+    if not run.train or run.excluded:
+        reason = Reason.EXCLUDED if run.train else Reason.EVALUATION
+        yield Event(None, f"not for training: {reason.meaning}")
     if run.group_id is None:
         return
     c, g, k = t.trajectories.c, t.groups.c, t.claims.c
@@ -82,8 +84,12 @@ def _grouped(connection: Connection, run: Trajectory) -> Iterator[Event]:
 
 def _trained(connection: Connection, run: Trajectory) -> Iterator[Event]:
     o, s, v = t.outcomes.c, t.steps.c, t.versions.c
-    query = select(t.outcomes, s.ended_at).join(t.steps, (s.policy == o.policy) & (s.step == o.step))
+    query = select(t.outcomes, s.ended_at).outerjoin(t.steps, (s.policy == o.policy) & (s.step == o.step))
     for outcome in connection.execute(query.where(o.trajectory_id == run.id)):
+        if outcome.step is None:
+            reason = Reason(outcome.reason)
+            yield Event(None, f"set aside for {outcome.policy}, {reason}: {reason.meaning}")
+            continue
         step = f"step {outcome.step} of {outcome.policy}"
         if outcome.reason is None:
             made = f"{outcome.policy}@{outcome.version}"
@@ -125,15 +131,18 @@ def counts(database: Database, policy: str) -> Counts:
         by_claim = (
             select(k.status, func.count())
             .join(t.trajectories, c.group_id == k.group_id)
-            .where(k.policy == policy, c.train, undecided)
+            .where(k.policy == policy, LEARNED_FROM, undecided)
             .group_by(k.status)
         )
         waiting: dict[str, int] = dict(row for row in connection.execute(by_claim))
         measured = connection.execute(select(func.count()).where(c.policy == policy, ~c.train)).scalar_one()
+        excluded = connection.execute(select(func.count()).where(c.policy == policy, c.train, c.excluded)).scalar_one()
     trained, tokens = next(((count, tokens) for reason, count, tokens in outcomes if reason is None), (0, 0))
     left_out = {Reason(reason): count for reason, count, _ in outcomes if reason is not None}
     if measured:
         left_out[Reason.EVALUATION] = measured
+    if excluded:
+        left_out[Reason.EXCLUDED] = excluded
     return Counts(trained, tokens, left_out, waiting)
 
 

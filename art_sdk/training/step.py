@@ -72,9 +72,15 @@ class Trainer:
     """Holds the policy's weights and optimizer between steps."""
 
     def __init__(
-        self, base_model: str, lora: LoraOptions, options: TrainingOptions, resume: Path | None = None
+        self,
+        base_model: str,
+        lora: LoraOptions,
+        options: TrainingOptions,
+        resume: Path | None = None,
+        given: int = 0,
     ) -> None:
-        """`resume` is the directory of a saved version: training goes on exactly where it stopped.
+        """`resume` is the directory of a saved version: training goes on exactly where it stopped. `given` is the
+        last number that a version was given: there may be later ones than that, which were rejected.
 
         Raises `ConfigError` for an unknown loss or advantage, `TrainingError` for what can't be loaded
         and for a model that can't take the layout that the options insist on.
@@ -85,6 +91,7 @@ class Trainer:
         self.lora = lora
         self.options = options
         self.version = 0 if resume is None else self._check_resumable(resume)
+        self._given = given
         self.model: PeftModel = load_policy(base_model, lora, resume, seed=options.seed)
         self._batches = self._choose_layout()
         self._parameters = [weight for weight in self.model.parameters() if weight.requires_grad]
@@ -96,7 +103,7 @@ class Trainer:
         self._learned_from: tuple[Call, ...] = ()
 
     def step(self, groups: Sequence[ClaimedGroup]) -> StepResult:
-        """One update from `groups`. `version` goes up by one if something was learned.
+        """One update from `groups`. `version` becomes the next number if something was learned.
 
         Raises `TrainingError`, naming the trajectories, for a loss or gradient that is not finite.
         """
@@ -156,7 +163,7 @@ class Trainer:
             )
             for candidate in candidates
         )
-        self.version += 1
+        self.version = self._given = max(self.version, self._given) + 1
         self._learned_from = calls
         metrics["seconds"] = time.perf_counter() - started
         return StepResult(True, "", outcomes + selection.left_out, metrics)

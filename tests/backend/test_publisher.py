@@ -1,7 +1,6 @@
 """The publisher makes what the engine serves agree with the store. The engine is a double at the HTTP edge."""
 
 import json
-import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -225,37 +224,45 @@ async def test_a_new_engine_is_given_what_it_has_forgotten(
     assert "support@1" in stub.loaded
 
 
-@pytest.mark.parametrize(("broken", "answers"), [((2,), 1), ((1, 2), 0)])
 @pytest.mark.parametrize("publisher_is_new", [True, False])
-async def test_a_live_version_whose_folder_broke_is_rejected_and_the_newest_whole_one_answers(
+@pytest.mark.parametrize("fault", ["no folder", "served as the base model"])
+async def test_a_live_version_that_broke_is_not_routed_to_is_told_and_is_served_once_it_is_back(
     publisher: Publisher,
     router: PolicyRouter,
     database: Database,
     stub: StubEngine,
     candidate: Callable[[int], Path],
     monkeypatch: pytest.MonkeyPatch,
-    broken: tuple[int, ...],
-    answers: int,
+    caplog: pytest.LogCaptureFixture,
+    fault: str,
     publisher_is_new: bool,
 ) -> None:
     folders = {}
     for version in (1, 2):
         folders[version] = candidate(version)
         await publisher.reconcile()
-    assert statuses(database) == ["retired", "retired", "live"]
-    for version in broken:
-        shutil.rmtree(folders[version])
-        del stub.loaded[f"support@{version}"]
+    stub.loaded = {"support@0": "", "base": ""}  # a new engine
+    if fault == "no folder":
+        folders[2].rename(folders[2].with_name("away"))
+    else:
+        stub.broken.add(str(folders[2]))
     monkeypatch.setattr("art_sdk.backend.publisher._ENGINE_CHECK_SECONDS", 0)
     if publisher_is_new:
         router = PolicyRouter("http://engine", "key")
         publisher = Publisher(publisher._options, database, publisher._engine, router)
+    for _ in range(3):
+        await publisher.reconcile()
+    assert len([r for r in caplog.records if "support@2 can't be served" in r.getMessage()]) == 1
+    assert statuses(database) == ["retired", "retired", "live"]
+    assert "support@2" not in stub.loaded
+    assert ("support@1" in stub.loaded) is not publisher_is_new
+    assert router.live("support") == (None if publisher_is_new else "support@2")
+    if fault == "no folder":
+        folders[2].with_name("away").rename(folders[2])
+    stub.broken.clear()
     await publisher.reconcile()
-    assert router.live("support") == f"support@{answers}"
-    assert {f"support@{version}" for version in broken}.isdisjoint(router.names())
-    expected = ["live" if v == answers else "rejected" if v in broken else "retired" for v in range(3)]
-    # A publisher that is new has no use for the older ones, and does not look at them.
-    assert statuses(database) == expected
+    assert router.live("support") == "support@2"
+    assert "support@2" in stub.loaded
 
 
 async def test_old_versions_are_unloaded_and_the_last_few_stay_for_calls_under_way(

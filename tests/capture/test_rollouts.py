@@ -216,3 +216,12 @@ async def test_rollouts_run_without_a_journal(home: Any) -> None:
     (group,) = await art.rollouts(handle, [1], group_size=2)
     assert [run.result for run in group.rollouts] == [1, 1]
     assert group.rewards == [1.0, 1.0]
+
+
+async def test_the_priority_of_rollouts_is_their_groups(stored: Stored) -> None:
+    @art.trajectory
+    def handle(task: int) -> None: ...
+
+    await art.rollouts(handle, [1], group_size=1, priority=3)
+    with stored().database.read() as connection:
+        assert connection.execute(select(t.groups.c.priority)).scalars().all() == [3]

@@ -118,7 +118,10 @@ def check_art(words: list[str]) -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, click.Group | typer.core.TyperGroup)
     command = group.commands[words[0]]
-    flags = {option for parameter in command.params for option in parameter.opts}
+    if isinstance(command, click.Group | typer.core.TyperGroup):
+        words = words[1:]
+        command = command.commands[words[0]]
+    flags = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     used = [word for word in words[1 : words.index("--") if "--" in words else None] if word.startswith("-")]
     assert set(used) <= flags, f"{used} of {sorted(flags)}"
 

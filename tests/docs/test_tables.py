@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -87,16 +88,25 @@ def default(value: Any) -> str:
 
 
 def test_the_commands_and_their_flags() -> None:
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = dict(commands_of(typer.main.get_command(app), "art"))
     named = [row[0] for row in rows(CONFIGURATION, "command", "does")]
-    assert sorted(named) == sorted(f"art {name}" for name in commands)
+    assert sorted(named) == sorted(commands)
     flags = [tuple(row) for row in rows(CONFIGURATION, "command", "flag", "default")]
     assert sorted(flags) == sorted(
-        (f"art {name}", parameter.opts[0], flag_default(parameter))
+        (name, parameter.opts[0], flag_default(parameter))
         for name, command in commands.items()
         for parameter in command.params
         if parameter.param_type_name == "option" and parameter.name != "help"
     )
+
+
+def commands_of(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Every command by the words that call it."""
+    for word, below in command.commands.items():
+        if hasattr(below, "commands"):
+            yield from commands_of(below, f"{name} {word}")
+        else:
+            yield f"{name} {word}", below
 
 
 def flag_default(parameter: Any) -> str:

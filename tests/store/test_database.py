@@ -22,7 +22,9 @@ from .build import SECOND, apply, end
 
 def test_the_migrations_make_the_tables_that_the_code_uses(database: Database) -> None:
     with database.read() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), t.metadata) == []
+        differing = compare_metadata(MigrationContext.configure(connection), t.metadata)
+        # Alembic can't compare an index that is sorted both ways; that it is used, `test_plans.py` says.
+        assert [each for each in differing if getattr(each[1], "name", "") != "claims_oldest"] == []
         assert MigrationContext.configure(connection).get_current_revision() == SCHEMA
 
 

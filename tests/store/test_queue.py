@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import select, update
 
 from art_sdk.capture import spans as names
+from art_sdk.store import Store
 from art_sdk.store import tables as t
 from art_sdk.store.database import Database
 from art_sdk.store.queue import (
@@ -26,6 +27,8 @@ from art_sdk.store.queue import (
     release,
     renew,
 )
+from art_sdk.store.reasons import Reason
+from art_sdk.store.story import counts, story
 
 from .build import SECOND, call, completion, end, group, identity, reward, start
 
@@ -340,3 +343,73 @@ while found := claim(database, "support", owner=sys.argv[2], limit=3, lease_seco
     taken = [line for worker in workers for line in worker.communicate(timeout=30)[0].split()]
     assert [worker.returncode for worker in workers] == [0, 0]
     assert sorted(taken) == [identity(100 + number) for number in range(1, 31)]
+
+
+# What comes first
+
+
+def queue_up(write: Write, number: int, *, priority: int = 0, version: int = 3, at: int | None = None) -> None:
+    """A ready group of one, answered by a version."""
+    in_group = {names.GROUP_ID: identity(100 + number)}
+    announced = msgspec.structs.replace(group(100 + number, 1, time.time_ns()), priority=priority)
+    answered = msgspec.structs.replace(completion(number, f"r{number}"), version=version)
+    write(announced, start(number, **in_group), answered, end(number, **in_group), reward(number), now=at)
+
+
+def order_of(database: Database, **options: Any) -> list[int]:
+    """The numbers of the groups in the order in which one worker after another gets them."""
+    found = []
+    while claimed := claim(database, "support", owner=f"w{len(found)}", limit=1, lease_seconds=60, **options):
+        found.append(int(claimed[0].group_id, 16) - 100)
+    return found
+
+
+def test_the_oldest_or_the_freshest_come_first_and_a_priority_before_either(database: Database, write: Write) -> None:
+    now = time.time_ns()
+    for number, (priority, version) in enumerate([(0, 5), (0, 7), (0, 6), (1, 2), (1, 4)], 1):
+        queue_up(write, number, priority=priority, version=version, at=now + number)
+    assert order_of(database, order="oldest") == [4, 5, 1, 2, 3]
+    for owner in range(5):
+        release(database, "support", owner=f"w{owner}")
+    assert order_of(database, order="freshest") == [5, 4, 2, 3, 1]
+
+
+def test_what_a_dead_worker_left_is_taken_first(database: Database, write: Write) -> None:
+    queue_up(write, 1)
+    claim(database, "support", owner="dead", limit=1, lease_seconds=60)
+    expire(database)
+    queue_up(write, 2, priority=9)
+    assert order_of(database) == [1, 2]
+
+
+def test_a_priority_that_is_given_later_counts(database: Database, write: Write) -> None:
+    for number in (1, 2, 3):
+        queue_up(write, number, at=time.time_ns() + number)
+    Store(database).prioritize(identity(103), 1)
+    assert order_of(database) == [3, 1, 2]
+
+
+def test_groups_that_are_too_stale_are_set_aside_with_that_for_a_reason(database: Database, write: Write) -> None:
+    for number, version in ((1, 2), (2, 3), (3, 4)):
+        queue_up(write, number, version=version)
+    assert order_of(database, oldest_version=3) == [2, 3]
+    stale = Store(database).trajectory(identity(1))
+    assert stale.standing == Reason.TOO_STALE
+    assert [(o["step"], o["version"], o["tokens"]) for o in stale.outcomes] == [(None, None, 0)]
+    assert "set aside for support, too_stale" in " ".join(event.what for event in story(database, stale))
+    assert counts(database, "support").left_out == {Reason.TOO_STALE: 1}
+
+
+def test_a_group_is_as_fresh_as_its_freshest_answer(database: Database, write: Write) -> None:
+    queue_up(write, 1, version=2)
+    in_group = {names.GROUP_ID: identity(102)}
+    old, new = (msgspec.structs.replace(completion(2, f"r{v}"), version=v) for v in (1, 5))
+    write(group(102, 1, time.time_ns()), start(2, **in_group), old, new, end(2, **in_group), reward(2))
+    assert order_of(database, order="freshest", oldest_version=2) == [2, 1]
+
+
+def test_counting_ends_where_it_is_enough(database: Database, write: Write) -> None:
+    for number in range(1, 8):
+        queue_up(write, number)
+    assert queued(database, "support", time.time_ns()) == 7
+    assert queued(database, "support", time.time_ns(), up_to=4) == 4

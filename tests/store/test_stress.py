@@ -26,6 +26,7 @@ from art_sdk.store import tables as t
 from art_sdk.store.batch import Outcome
 from art_sdk.store.database import Database
 from art_sdk.store.queue import LeaseLost, claim, release, renew
+from art_sdk.store.reasons import Reason
 from art_sdk.store.steps import record_step
 
 database, owner, chance = Database(sys.argv[1]), sys.argv[2], random.Random(sys.argv[2])
@@ -40,7 +41,7 @@ while True:
     time.sleep(chance.uniform(0, 0.1))
     renew(database, "support", owner=owner, lease_seconds=0.4)
     time.sleep(0.6 if chance.random() < 0.1 else 0)  # as if it had hung: its lease runs out
-    outcomes = [Outcome(member.trajectory_id, tokens=2, advantage=1.0) for g in groups for member in g.members]
+    outcomes = [Outcome(member.trajectory_id, 0, reason=Reason.ZERO_VARIANCE) for g in groups for member in g.members]
     try:
         record_step(
             database, "support", owner=owner, groups=groups, outcomes=outcomes, metrics={"groups": len(groups)},

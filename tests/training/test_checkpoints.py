@@ -41,6 +41,16 @@ def test_a_resumed_run_goes_on_to_the_same_bits(
     assert same(adapter_weights(trainer), adapter_weights(resumed))
 
 
+def test_a_number_that_a_rejected_version_had_is_not_given_again_and_makes_nothing_stale(
+    trainer: Trainer, base_model: str, lora: LoraOptions, groups: list[ClaimedGroup], tmp_path: Path
+) -> None:
+    trainer.save(tmp_path / "1")
+    resumed = Trainer(base_model, lora, TrainingOptions(max_staleness=1), resume=tmp_path / "1", given=7)
+    assert resumed.version == 1
+    assert resumed.step(groups).learned  # sampled by version 0: one version ago, not seven
+    assert resumed.version == 8
+
+
 def test_random_states_come_back(trainer: Trainer, base_model: str, lora: LoraOptions, tmp_path: Path) -> None:
     def draw() -> tuple[float, float, float]:
         return float(torch.rand(())), random.random(), float(np.random.rand())
