@@ -20,7 +20,7 @@ from ..capture import spans as names
 from ..capture.records import Completion, Content, Group, Record, Reward, SpanEnd, SpanStart
 from ..settings import Settings
 from . import tables as t
-from .queue import join_derived_groups, refresh_groups
+from .queue import join_derived_groups, note_versions, refresh_groups
 from .reading import chunks, pack, pack_content
 
 
@@ -99,6 +99,7 @@ def derive(connection: Connection, touched: Touched, settings: Settings, now: in
     _sum_rewards(connection, touched.summed)
     join_derived_groups(connection, touched.tasks, settings, now)
     refresh_groups(connection, _groups_of(connection, touched.settled) | touched.announced, now)
+    note_versions(connection, _groups_of(connection, touched.settled | touched.summed) | touched.announced)
 
 
 _TASK_LOCK = 7310838

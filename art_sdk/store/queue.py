@@ -163,15 +163,20 @@ def _refresh(connection: Connection, group_ids: Sequence[str], now: int) -> None
 
 
 def _queue(connection: Connection, group_ids: Sequence[str], now: int) -> None:
-    """Let the claims of these groups be taken, with what they are sorted by."""
-    c, k, a = t.trajectories.c, t.claims.c, t.completions.c
+    """Let the claims of these groups be taken, with the priority that they are sorted by."""
+    k = t.claims.c
     priority = select(t.groups.c.priority).where(t.groups.c.id == k.group_id).scalar_subquery()
+    waiting = k.group_id.in_(group_ids) & (k.status == "waiting")
+    connection.execute(update(t.claims).where(waiting).values(status="ready", ready_at=now, priority=priority))
+
+
+def note_versions(connection: Connection, group_ids: Collection[str]) -> None:
+    """Note the newest version that answered for each policy in these groups: what their claims are sorted by too."""
+    c, k, a = t.trajectories.c, t.claims.c, t.completions.c
     answered = (c.group_id == k.group_id) & (a.trajectory_id == c.id) & (a.policy == k.policy)
     newest = select(func.max(a.version)).select_from(t.trajectories).join(t.completions, answered).scalar_subquery()
-    waiting = k.group_id.in_(group_ids) & (k.status == "waiting")
-    connection.execute(
-        update(t.claims).where(waiting).values(status="ready", ready_at=now, priority=priority, version=newest)
-    )
+    for chunk in chunks(sorted(group_ids)):
+        connection.execute(update(t.claims).where(k.group_id.in_(chunk), k.status != "done").values(version=newest))
 
 
 def _members(connection: Connection, group_ids: Sequence[str]) -> dict[str, list[MemberState]]:

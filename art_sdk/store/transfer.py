@@ -344,7 +344,7 @@ def _from_chat(line: Any) -> Whole:
     asked: str | None = None
     for before, index in zip([0, *answers], answers, strict=False):
         asked = keep({"after": asked, "items": kept[before:index]})
-        attributes = {names.OPERATION: names.CHAT, names.INPUT_MESSAGES: asked}
+        attributes: dict[str, Any] = {names.OPERATION: names.CHAT, names.INPUT_MESSAGES: asked}
         attributes[names.OUTPUT_MESSAGES] = kept[index : index + 1]
         calls.append(attributes | ({names.TOOL_DEFINITIONS: tools} if tools else {}))
     at = int(line.get("started_at") or 0)
