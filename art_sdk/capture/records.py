@@ -2,7 +2,8 @@
 
 Each record can be applied twice, or before the record that it refers to, and the store ends up
 the same. Times are nanoseconds since the epoch, ids are lower-case hex as in OpenTelemetry (a
-trajectory id is a trace id, 32 digits; a span id has 16).
+trajectory id is a trace id, 32 digits; a span id has 16). Records hold no cycles, so the garbage collector need not
+look at them.
 """
 
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import msgspec
 
 
-class Content(msgspec.Struct, tag="content", frozen=True):
+class Content(msgspec.Struct, tag="content", frozen=True, gc=False):
     """A message, a tool definition or an image: stored once, under the hash of its bytes, for as long as one of the
     trajectories that said it is there."""
 
@@ -19,7 +20,7 @@ class Content(msgspec.Struct, tag="content", frozen=True):
     trajectory_id: str | None = None
 
 
-class SpanStart(msgspec.Struct, tag="start", frozen=True):
+class SpanStart(msgspec.Struct, tag="start", frozen=True, gc=False):
     """A span began. `parent_id` is None for the root, which is the trajectory itself."""
 
     trajectory_id: str
@@ -30,7 +31,7 @@ class SpanStart(msgspec.Struct, tag="start", frozen=True):
     attributes: dict[str, Any]
 
 
-class SpanEnd(msgspec.Struct, tag="end", frozen=True):
+class SpanEnd(msgspec.Struct, tag="end", frozen=True, gc=False):
     """A span ended. Carries the whole span, so a lost start costs nothing."""
 
     trajectory_id: str
@@ -43,7 +44,7 @@ class SpanEnd(msgspec.Struct, tag="end", frozen=True):
     error: str | None = None
 
 
-class Reward(msgspec.Struct, tag="reward", frozen=True):
+class Reward(msgspec.Struct, tag="reward", frozen=True, gc=False):
     """A reward on a trajectory, or on one of its spans. A second one with the same id changes nothing."""
 
     id: str
@@ -55,7 +56,7 @@ class Reward(msgspec.Struct, tag="reward", frozen=True):
     created_at: int
 
 
-class Completion(msgspec.Struct, tag="completion", frozen=True):
+class Completion(msgspec.Struct, tag="completion", frozen=True, gc=False):
     """What an engine sampled for one choice of one LLM call.
 
     `token_ids[i]` was sampled with `logprobs[i]` (natural log, under the sampling distribution)
@@ -76,7 +77,7 @@ class Completion(msgspec.Struct, tag="completion", frozen=True):
     span_id: str | None = None
 
 
-class Group(msgspec.Struct, tag="group", frozen=True):
+class Group(msgspec.Struct, tag="group", frozen=True, gc=False):
     """Trajectories that are compared with each other: announced before its members by `art.rollouts`."""
 
     id: str

@@ -9,11 +9,29 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
 import msgspec
-from sqlalchemy import JSON, ColumnElement, Connection, Dialect, Table, Text, cast, func, select, text, update
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    Connection,
+    Float,
+    Integer,
+    LargeBinary,
+    String,
+    Table,
+    Text,
+    cast,
+    func,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ..capture import spans as names
@@ -21,7 +39,7 @@ from ..capture.records import Completion, Content, Group, Record, Reward, SpanEn
 from ..settings import Settings
 from . import tables as t
 from .queue import join_derived_groups, note_versions, refresh_groups
-from .reading import chunks, pack, pack_content
+from .reading import chunks, pack, pack_content, parts
 
 
 @dataclass(frozen=True)
@@ -54,20 +72,18 @@ def insert_records(connection: Connection, records: Iterable[Record], *, journal
     rewards: list[Reward] = by_kind.get(Reward, [])
     completions: list[Completion] = by_kind.get(Completion, [])
 
-    over = {(end.trajectory_id, end.span_id) for end in ends}  # an end carries all that its start does
-    insert_new(
-        connection, t.contents, [{"hash": c.hash, "data": pack_content(c.data)} for c in by_kind.get(Content, ())]
-    )
-    held = {(c.trajectory_id, c.hash) for c in by_kind.get(Content, ()) if c.trajectory_id is not None}
-    insert_new(connection, t.holdings, [{"trajectory_id": owner, "hash": each} for owner, each in sorted(held)])
+    over = {(end.trajectory_id, end.span_id): end for end in ends}  # an end carries all that its start does
+    last = list(over.values())  # one statement may not write a row twice
+    contents: list[Content] = by_kind.get(Content, [])
+    _write(connection, t.contents, ("hash", "data"), [(c.hash, pack_content(c.data)) for c in contents], ())
+    held = {(c.trajectory_id, c.hash) for c in contents if c.trajectory_id is not None}
+    _write(connection, t.holdings, ("trajectory_id", "hash"), sorted(held), ())
     insert_new(connection, t.groups, [_announced(group, settings) for group in by_kind.get(Group, ())])
     insert_new(connection, t.trajectories, [_trajectory(s, journal) for s in starts if s.parent_id is None])
-    begun_spans = [_span(start) for start in starts if (start.trajectory_id, start.span_id) not in over]
-    _write(connection, t.spans, begun_spans, ("attributes",), _more_of_an_open_span)
-    upsert(connection, t.trajectories, [_trajectory(e, journal) for e in ends if e.parent_id is None], _ENDING)
-    upsert(
-        connection, t.spans, [_span(end) for end in ends], ("ended_at", "error", "attributes", "response_id", "name")
-    )
+    begun_spans = _one_each([_span(start) for start in starts if (start.trajectory_id, start.span_id) not in over])
+    _write(connection, t.spans, _SPAN, begun_spans, ("attributes",), _more_of_an_open_span)
+    upsert(connection, t.trajectories, [_trajectory(e, journal) for e in last if e.parent_id is None], _ENDING)
+    _write(connection, t.spans, _SPAN, [_span(end) for end in last], _SPAN_ENDING)
     insert_new(connection, t.rewards, [msgspec.structs.asdict(reward) for reward in rewards])
     insert_new(connection, t.completions, [_completion(completion) for completion in completions])
 
@@ -94,9 +110,8 @@ def derive(connection: Connection, touched: Touched, settings: Settings, now: in
     Two writers each see what the other has committed. So the one that derives last, after both have committed their
     rows, sees the rows of both; the locks see to it that there is a last one.
     """
-    if connection.dialect.name == "postgresql":
-        _lock(connection, touched)
-    _sum_rewards(connection, touched.summed)
+    there = _lock(connection, touched) if connection.dialect.name == "postgresql" else touched.summed
+    _sum_rewards(connection, touched.summed & there)
     join_derived_groups(connection, touched.tasks, settings, now)
     refresh_groups(connection, _groups_of(connection, touched.settled) | touched.announced, now)
     note_versions(connection, _groups_of(connection, touched.settled | touched.summed) | touched.announced)
@@ -105,9 +120,13 @@ def derive(connection: Connection, touched: Touched, settings: Settings, now: in
 _TASK_LOCK = 7310838
 
 
-def _lock(connection: Connection, touched: Touched) -> None:
+def _lock(connection: Connection, touched: Touched) -> set[str]:
     """Hold up other writers that derive from the same trajectories, tasks or groups. All take their locks in this
-    order, so none waits in a circle. Tasks share 256 locks: a server has room for few."""
+    order, so none waits in a circle. Tasks share 256 locks: a server has room for few.
+
+    Returns the trajectories that are there. One that appears only now is not locked and must be left alone: whoever
+    wrote it derives after us, and a sum of ours could overwrite a later one.
+    """
     tasks = sorted({key for key in touched.tasks.values() if key is not None})
     given = {
         "tasks": tasks,
@@ -115,13 +134,14 @@ def _lock(connection: Connection, touched: Touched) -> None:
         "trajectories": sorted(touched.summed | touched.settled),
         "groups": sorted(touched.announced),
     }
-    for statement in (
-        f"SELECT pg_advisory_xact_lock({_TASK_LOCK}, task) FROM unnest(CAST(:tasks_hashed AS integer[])) AS task",
-        "SELECT 1 FROM trajectories WHERE id = ANY(:trajectories) ORDER BY id FOR UPDATE",
-        """SELECT 1 FROM groups WHERE status = 'open' AND (task_key = ANY(:tasks) OR id = ANY(:groups)
-           OR id IN (SELECT group_id FROM trajectories WHERE id = ANY(:trajectories))) ORDER BY id FOR UPDATE""",
-    ):
-        connection.execute(text(statement), given)
+    hashed = "unnest(CAST(:tasks_hashed AS integer[])) AS task"
+    connection.execute(text(f"SELECT pg_advisory_xact_lock({_TASK_LOCK}, task) FROM {hashed}"), given)
+    trajectories = "SELECT id FROM trajectories WHERE id = ANY(:trajectories) ORDER BY id FOR UPDATE"
+    there = set(connection.execute(text(trajectories), given).scalars())
+    groups = """SELECT 1 FROM groups WHERE status = 'open' AND (task_key = ANY(:tasks) OR id = ANY(:groups)
+        OR id IN (SELECT group_id FROM trajectories WHERE id = ANY(:trajectories))) ORDER BY id FOR UPDATE"""
+    connection.execute(text(groups), given)
+    return there
 
 
 _ENDING = ("status", "ended_at", "input", "output", "error", "policy", "details")
@@ -153,19 +173,35 @@ def _trajectory(root: SpanStart | SpanEnd, journal: str) -> dict[str, Any]:
     return columns | {"details": {key: value for key, value in a.items() if not key.startswith("gen_ai.")}}
 
 
-def _span(span: SpanStart | SpanEnd) -> dict[str, Any]:
-    return {
-        "trajectory_id": span.trajectory_id,
-        "span_id": span.span_id,
-        "parent_id": span.parent_id,
-        "name": span.name,
-        "operation": span.attributes.get(names.OPERATION),
-        "response_id": span.attributes.get(names.RESPONSE_ID),
-        "started_at": span.started_at,
-        "ended_at": span.ended_at if isinstance(span, SpanEnd) else None,
-        "error": span.error if isinstance(span, SpanEnd) else None,
-        "attributes": span.attributes,
-    }
+def _one_each(begun: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Of the starts of one span the one that tells most, as `_more_of_an_open_span` has it."""
+    found: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    for span in begun:
+        known = found.get(span[:2])
+        if known is None or len(_json(span[-1])) > len(_json(known[-1])):
+            found[span[:2]] = span
+    return list(found.values())
+
+
+_SPAN = tuple(column.name for column in t.spans.columns)
+_SPAN_ENDING = ("ended_at", "error", "attributes", "response_id", "name")
+
+
+def _span(span: SpanStart | SpanEnd) -> tuple[Any, ...]:
+    """In the order of `_SPAN`."""
+    ended_at, error = (span.ended_at, span.error) if isinstance(span, SpanEnd) else (None, None)
+    return (
+        span.trajectory_id,
+        span.span_id,
+        span.parent_id,
+        span.name,
+        span.attributes.get(names.OPERATION),
+        span.attributes.get(names.RESPONSE_ID),
+        span.started_at,
+        ended_at,
+        error,
+        span.attributes,
+    )
 
 
 def _completion(completion: Completion) -> dict[str, Any]:
@@ -208,43 +244,87 @@ def _groups_of(connection: Connection, trajectory_ids: set[str]) -> set[str]:
 
 
 def insert_new(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
-    """Insert the rows whose key is not there yet."""
-    _write(connection, table, rows, ())
+    """Insert the rows whose key is not there yet. All have the same columns."""
+    _write(connection, table, *_columns_and_rows(rows), ())
 
 
 def upsert(connection: Connection, table: Table, rows: list[dict[str, Any]], overwrite: Sequence[str]) -> None:
-    """Insert the rows; where the key is there, overwrite the columns named."""
-    _write(connection, table, rows, tuple(overwrite))
+    """Insert the rows; where the key is there, overwrite the columns named. All have the same columns."""
+    _write(connection, table, *_columns_and_rows(rows), tuple(overwrite))
+
+
+def _columns_and_rows(rows: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    return tuple(rows[0]) if rows else (), [tuple(row.values()) for row in rows]
 
 
 def _write(
     connection: Connection,
     table: Table,
-    rows: list[dict[str, Any]],
+    columns: tuple[str, ...],
+    rows: list[tuple[Any, ...]],
     overwrite: tuple[str, ...],
     when: Callable[[Any], ColumnElement[bool]] | None = None,
 ) -> None:
-    """All rows have the same columns. They go straight to the driver: the writer shares the agent's interpreter, and
-    SQLAlchemy's work on each value would be most of its time."""
+    """The rows go straight to the driver, many in a statement: the writer shares the agent's interpreter. SQLAlchemy's
+    work on each value would be most of its time, and a statement for each row would ask for Python's lock each time.
+    """
     if not rows:
         return
-    if connection.dialect.name == "postgresql":  # in one order, or two writers would wait for each other
-        rows = sorted(rows, key=itemgetter(*(column.name for column in table.primary_key)))
-    columns = tuple(rows[0])
-    sql, names = _compiled(connection.dialect, table, columns, overwrite, when)
-    for name in columns:
+    for index, name in enumerate(columns):
         if isinstance(table.c[name].type, JSON):
-            rows = [row | {name: msgspec.json.encode(row[name]).decode()} for row in rows]
-    given: Any = rows if names is None else [tuple(map(row.__getitem__, names)) for row in rows]
-    connection.exec_driver_sql(sql, given)
+            rows = [(*row[:index], _json(row[index]).decode(), *row[index + 1 :]) for row in rows]
+    key = itemgetter(*(columns.index(column.name) for column in table.primary_key))
+    if connection.dialect.name == "postgresql":
+        rows = sorted(rows, key=key)  # in one order, or two writers would wait for each other
+        statement = _from_arrays(table, columns, overwrite, when)
+        for some in parts(rows, _ROWS_AT_ONCE[0]):
+            connection.exec_driver_sql(statement, tuple(map(list, zip(*some, strict=True))))
+        return
+    begin, marks, end = _of_many_rows(table, columns, overwrite, when)
+    at = 0
+    for size in _ROWS_AT_ONCE:
+        if size * len(columns) > _MOST_PARAMETERS:
+            continue
+        while len(rows) - at >= size:
+            given = tuple(chain.from_iterable(rows[at : at + size]))
+            connection.exec_driver_sql(f"{begin}{', '.join([marks] * size)}{end}", given)
+            at += size
+
+
+_ROWS_AT_ONCE = (1024, 256, 64, 16, 4, 1)
+"""Few sizes, so that the driver knows the statements."""
+_MOST_PARAMETERS = 32_766
+"""SQLite's bound for one statement."""
+
+_json = msgspec.json.Encoder().encode
+_ARRAYS = {Text: "text", String: "text", JSON: "text", BigInteger: "int8", Integer: "int4"}
+_ARRAYS |= {Float: "float8", Boolean: "bool", LargeBinary: "bytea"}
 
 
 @lru_cache(maxsize=64)
-def _compiled(
-    dialect: Dialect, table: Table, columns: tuple[str, ...], overwrite: tuple[str, ...], when: Any
-) -> tuple[str, list[str] | None]:
-    """The statement in the driver's SQL, and the order of its parameters, where it takes them by position."""
-    made = (postgresql if dialect.name == "postgresql" else sqlite).insert(table)
+def _of_many_rows(
+    table: Table, columns: tuple[str, ...], overwrite: tuple[str, ...], when: Any
+) -> tuple[str, str, str]:
+    """SQLite's statement: what stands before the rows, the marks of one row, and what follows."""
+    names = ", ".join(f'"{name}"' for name in columns)
+    marks = f"({', '.join('?' * len(columns))})"
+    return f'INSERT INTO "{table.name}" ({names}) VALUES ', marks, _on_conflict(sqlite, table, overwrite, when)
+
+
+@lru_cache(maxsize=64)
+def _from_arrays(table: Table, columns: tuple[str, ...], overwrite: tuple[str, ...], when: Any) -> str:
+    """Postgres's statement, which takes an array for each column: the same one however many rows there are."""
+    names = ", ".join(f'"{name}"' for name in columns)
+    shown = ", ".join(f'"{n}"::json' if isinstance(table.c[n].type, JSON) else f'"{n}"' for n in columns)
+    kinds = [_ARRAYS[type(table.c[name].type)] for name in columns]
+    # Bytes go as they are: written out they would be more than twice as long.
+    arrays = ", ".join(f"{'%b' if kind == 'bytea' else '%s'}::{kind}[]" for kind in kinds)
+    rows = f"SELECT {shown} FROM unnest({arrays}) AS given ({names})"
+    return f'INSERT INTO "{table.name}" ({names}) {rows}{_on_conflict(postgresql, table, overwrite, when)}'
+
+
+def _on_conflict(engine: Any, table: Table, overwrite: tuple[str, ...], when: Any) -> str:
+    made = engine.insert(table)
     if overwrite:
         statement = made.on_conflict_do_update(
             index_elements=list(table.primary_key.columns),
@@ -253,8 +333,9 @@ def _compiled(
         )
     else:
         statement = made.on_conflict_do_nothing()
-    compiled: Any = statement.compile(dialect=dialect, column_keys=columns)
-    return str(compiled), compiled.positiontup
+    _, found, clause = str(statement.compile(dialect=engine.dialect())).partition(" ON CONFLICT")
+    assert found, "the clause has no parameters: all of it is SQL"
+    return found + clause
 
 
 def _more_of_an_open_span(told: Any) -> ColumnElement[bool]:

@@ -176,7 +176,11 @@ def note_versions(connection: Connection, group_ids: Collection[str]) -> None:
     answered = (c.group_id == k.group_id) & (a.trajectory_id == c.id) & (a.policy == k.policy)
     newest = select(func.max(a.version)).select_from(t.trajectories).join(t.completions, answered).scalar_subquery()
     for chunk in chunks(sorted(group_ids)):
-        connection.execute(update(t.claims).where(k.group_id.in_(chunk), k.status != "done").values(version=newest))
+        open_ones = k.group_id.in_(chunk) & k.status.in_(("waiting", "ready"))
+        if connection.dialect.name == "postgresql":  # first, or what it counts could be older than what it overwrites
+            locked = select(k.group_id).where(open_ones).order_by(k.group_id, k.policy).with_for_update()
+            connection.execute(locked).all()
+        connection.execute(update(t.claims).where(open_ones).values(version=newest))
 
 
 def _members(connection: Connection, group_ids: Sequence[str]) -> dict[str, list[MemberState]]:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 import time
 import zlib
 from array import array
@@ -11,6 +12,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, TypeVar
 
+import zstandard
 from sqlalchemy import Connection, RowMapping, func, select
 
 from ..capture import spans as names
@@ -281,13 +283,32 @@ def read_contents(connection: Connection, hashes: Sequence[str]) -> dict[str, An
 _WORTH_PACKING = 256
 
 
+_ZSTANDARD = b"\x28\xb5\x2f\xfd"
+"""How a Zstandard frame begins, an opening bracket first. No JSON does, nor with zlib's `x`, which earlier versions
+wrote."""
+
+
+class _Packer(threading.local):
+    """A compressor may be used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self.compress = zstandard.ZstdCompressor(level=1).compress
+
+
+_packer = _Packer()
+
+
 def pack_content(data: bytes) -> bytes:
-    """JSON as the store keeps it: compressed where that is shorter. No JSON begins with zlib's first byte, an `x`."""
-    packed = zlib.compress(data, 1) if len(data) >= _WORTH_PACKING else data
+    """JSON as the store keeps it: compressed where that is shorter. What is packed already stays as it is."""
+    if len(data) < _WORTH_PACKING or data.startswith(_ZSTANDARD):
+        return data
+    packed = _packer.compress(data)
     return packed if len(packed) < len(data) else data
 
 
 def unpack_content(data: bytes) -> bytes:
+    if data.startswith(_ZSTANDARD):
+        return zstandard.decompress(data)
     return zlib.decompress(data) if data[:1] == b"x" else data
 
 

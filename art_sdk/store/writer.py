@@ -10,8 +10,9 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, delete, select, update
 
@@ -165,25 +166,13 @@ class Writer:
                 query = select(t.journals.c.position).where(t.journals.c.file == path.name)
                 position = connection.execute(query).scalar() or 0
         end = path.stat().st_size  # what comes meanwhile is the next batch's, or a busy agent would make each one small
-        while position < end:
-            with path.open("rb") as file:
-                file.seek(position)
-                data = file.read(_READ_BYTES)
-                frames = list(read_frames(data))
-                if not frames and len(data) == _READ_BYTES:  # one record larger than a read
-                    data += file.read()
-                    frames = list(read_frames(data))
-            if not frames:
-                break
-            records: list[Record] = [record for _, record in frames if record is not None]
-            corrupt = len(frames) - len(records)
-            if corrupt:
-                log.error("journal %s: %d unreadable records were skipped", path, corrupt)
-                self._unreadable += corrupt
-            position += frames[-1][0]
-            row = {"file": path.name, "position": position, "corrupt": corrupt}
-            self._write(path, records, row)
-            self._positions[path.name] = position
+        for batch in _batches(path, position, end):
+            if batch.corrupt:
+                log.error("journal %s: %d unreadable records were skipped", path, batch.corrupt)
+                self._unreadable += batch.corrupt
+            row = {"file": path.name, "position": batch.position, "corrupt": batch.corrupt}
+            self._write(path, batch.records, row)
+            self._positions[path.name] = batch.position
 
     def _write(self, path: Path, records: list[Record], row: dict[str, Any] | None) -> None:
         """Apply the records; one that the store can't take is skipped and stops no other."""
@@ -255,6 +244,35 @@ class Writer:
         if self._database is None:
             self._database = Database(self._url)
         return self._database
+
+
+class _Batch(NamedTuple):
+    records: list[Record]
+    corrupt: int
+    position: int
+    """Where in the journal it ends."""
+
+
+def _batches(path: Path, position: int, end: int) -> Iterator[_Batch]:
+    """What is in a journal from `position` to its end."""
+    while position < end and (batch := _read(path, position)) is not None:
+        yield batch
+        position = batch.position
+
+
+def _read(path: Path, position: int) -> _Batch | None:
+    """The records of the next part of a journal; None where no whole record follows."""
+    with path.open("rb") as file:
+        file.seek(position)
+        data = file.read(_READ_BYTES)
+        frames = list(read_frames(data))
+        if not frames and len(data) == _READ_BYTES:  # one record larger than a read
+            data += file.read()
+            frames = list(read_frames(data))
+    if not frames:
+        return None
+    records = [record for _, record in frames if record is not None]
+    return _Batch(records, len(frames) - len(records), position + frames[-1][0])
 
 
 def _is_records_fault(error: Exception) -> bool:

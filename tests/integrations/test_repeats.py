@@ -109,6 +109,7 @@ def test_what_requests_begin_with_is_masked_by_the_rules_of_the_moment(
     }
 
 
+@pytest.mark.slow
 def test_only_so_many_beginnings_are_remembered(client: Any, stored: Callable[[], Store]) -> None:
     @art.trajectory
     def handle() -> None:

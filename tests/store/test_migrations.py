@@ -1,6 +1,7 @@
 """A store of an earlier version is brought to this one's form with all that is in it."""
 
 import json
+import zlib
 
 import pytest
 from alembic import command
@@ -12,7 +13,6 @@ from art_sdk.store import Store, checks
 from art_sdk.store import tables as t
 from art_sdk.store.database import SCHEMA, Database, _create
 from art_sdk.store.migrate import alembic_config
-from art_sdk.store.reading import pack_content
 
 from .build import apply, content, end, identity, start
 
@@ -27,7 +27,7 @@ def old_url(empty_url: str) -> str:
         first = content({"after": None, "items": [short.hash]})
         second = content({"after": first.hash, "items": [long.hash] * 20})
         for each in (short, long, first, second):
-            row = {"hash": each.hash, "data": pack_content(each.data)}
+            row = {"hash": each.hash, "data": zlib.compress(each.data) if len(each.data) > 256 else each.data}
             connection.execute(text("INSERT INTO contents VALUES (:hash, :data)"), row)
         for number, asked in ((1, [short.hash]), (2, second.hash)):
             connection.execute(

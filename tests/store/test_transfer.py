@@ -115,6 +115,7 @@ def runs(draw: st.DrawFn, number: int) -> list[Record]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "otlp"])
 @hypothesis_settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(records=st.tuples(runs(1), runs(2)), tags=st.sets(words.filter(str.strip), max_size=3))

@@ -20,6 +20,8 @@ from art_sdk.store.writer import Writer
 
 from .build import call, completion, end, group, identity, reward, start
 
+pytestmark = pytest.mark.slow
+
 TRAJECTORIES = 40
 
 
