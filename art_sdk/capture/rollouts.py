@@ -70,12 +70,16 @@ async def rollouts(
         ConfigError: `function` is not decorated, or a number is below 1.
     """
     _check(function, group_size, concurrency)
-    groups = [(_announce(group_size, priority), task) for task in tasks]
+    groups = [(uuid.uuid4().hex, task) for task in tasks]
+    announced: set[str] = set()
     limit = asyncio.Semaphore(concurrency)
     with ThreadPoolExecutor(concurrency, thread_name_prefix="art-rollout") as pool:
 
         async def one(group_id: str, task: T) -> Rollout[T]:
             async with limit:
+                if group_id not in announced:  # now, not sooner: from here on its deadline runs
+                    announced.add(group_id)
+                    journal.append(Group(group_id, group_size, time.time_ns(), priority))
                 slot = Slot(group_id, train, [])
                 with spans.attached(slot_context(slot)):
                     if inspect.iscoroutinefunction(function):
@@ -121,12 +125,6 @@ def _check(function: Callable[..., Any], group_size: int, concurrency: int) -> N
     for name, value in (("group_size", group_size), ("concurrency", concurrency)):
         if value < 1:
             raise ConfigError(f"art.rollouts({name}={value}): expected at least 1")
-
-
-def _announce(size: int, priority: int) -> str:
-    group = Group(id=uuid.uuid4().hex, size=size, created_at=time.time_ns(), priority=priority)
-    journal.append(group)
-    return group.id
 
 
 async def _outcome(function: Callable[..., Any], task: Any) -> tuple[Any, BaseException | None]:

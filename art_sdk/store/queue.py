@@ -64,6 +64,10 @@ class Readiness:
     """When time alone may change the answer, in nanoseconds since the epoch."""
 
 
+_AGAIN = 60_000_000_000
+"""Nanoseconds until a group that is still empty at its deadline is looked at again, at least."""
+
+
 def readiness(
     members: Sequence[MemberState], *, size: int, closes_at: int | None, deadline: int, now: int
 ) -> Readiness:
@@ -71,10 +75,10 @@ def readiness(
 
     It can when all its members are there and settled. A group announced by `art.rollouts` has all
     when it has `size`; one derived from traffic (`closes_at` is given) also when it has closed.
-    After the deadline it is used as it is.
+    After the deadline it is used as it is, unless nobody is there yet: then it is looked at again, each time later.
     """
     if now >= deadline:
-        return Readiness("ready", None)
+        return Readiness("ready", None) if members else Readiness("open", now + max(_AGAIN, now - deadline))
     complete = len(members) >= size or (closes_at is not None and now >= closes_at)
     if complete and all(member.settled for member in members):
         return Readiness("ready", None)

@@ -225,3 +225,18 @@ async def test_the_priority_of_rollouts_is_their_groups(stored: Stored) -> None:
     await art.rollouts(handle, [1], group_size=1, priority=3)
     with stored().database.read() as connection:
         assert connection.execute(select(t.groups.c.priority)).scalars().all() == [3]
+
+
+async def test_a_groups_deadline_runs_from_its_own_beginning(stored: Stored) -> None:
+    """Not from that of all: with many tasks it would pass before the last ones begin."""
+
+    @art.trajectory
+    def handle(task: int) -> None:
+        time.sleep(0.05)
+
+    groups = await art.rollouts(handle, [1, 2, 3], group_size=1, concurrency=1)
+    with stored().database.read() as connection:
+        deadlines = dict(tuple(row) for row in connection.execute(select(t.groups.c.id, t.groups.c.deadline)))
+    first, second, third = (deadlines[each.id] for each in groups)
+    assert second - first > 0.04e9
+    assert third - second > 0.04e9

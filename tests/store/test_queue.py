@@ -62,7 +62,9 @@ ABANDONED = MemberState("abandoned", rewarded=False, awaiting=0)
         # the deadline ends all waiting
         ([DONE, RUNNING], {"now": 99}, Readiness("open", 100)),
         ([DONE, RUNNING], {"now": 100}, Readiness("ready", None)),
-        ([], {"now": 101}, Readiness("ready", None)),
+        ([], {"now": 101}, Readiness("open", 101 + 60_000_000_000)),
+        ([], {"now": 100 + (1 << 40)}, Readiness("open", 100 + (2 << 40))),
+        ([RUNNING], {"now": 101}, Readiness("ready", None)),
         # derived: full, or closed
         ([DONE], {"closes_at": 20}, Readiness("open", 20)),
         ([DONE, DONE], {"closes_at": 20}, Readiness("ready", None)),
