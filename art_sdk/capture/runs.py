@@ -19,7 +19,7 @@ from opentelemetry import context as otel_context
 
 from ..settings import get_settings
 from . import spans
-from .content import plain
+from .content import clean, plain
 from .guard import guarded
 from .rewards import give
 from .spans import LiveTrajectory
@@ -115,7 +115,7 @@ def _sampled(rate: float, slot: Slot | None, parent: LiveTrajectory | None) -> b
 
 def _task_key(name: str, task: Any) -> str:
     """The same function with the same inputs is the same task (BLAKE2b, 16 bytes, hex)."""
-    return hashlib.blake2b(msgspec.json.encode([name, task]), digest_size=16).hexdigest()
+    return hashlib.blake2b(msgspec.json.encode([clean(name), task]), digest_size=16).hexdigest()
 
 
 def end(live: LiveTrajectory, result: Any = None) -> None:

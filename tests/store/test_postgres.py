@@ -38,20 +38,21 @@ class TestAServerOfItsOwn:
         handle(0)
         assert art.flush(10)
         own.stop()
-        waits = []
-        for n in range(1, 100):
+        waits: list[float] = []
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
             before = time.perf_counter()
-            handle(n)
+            handle(len(waits) + 1)
             waits.append(time.perf_counter() - before)
             time.sleep(0.02)
-        assert sorted(waits)[50] < 0.02, "the agent must not wait for the store"
+        assert sorted(waits)[len(waits) // 2] < 0.02, "the agent must not wait for the store"
         assert art.flush(0.5) is False
         assert "failed" in str(art.health().store_error)
         assert len([r for r in caplog.records if "records wait in" in r.getMessage()]) == 1
         own.start()
         assert art.flush(30) is True
         with open_store(store_url) as store:
-            assert sorted(run.output for run in store.trajectories()) == list(range(100))
+            assert sorted(run.output for run in store.trajectories()) == list(range(len(waits) + 1))
             assert {(run.status, run.reward) for run in store.trajectories()} == {("finished", 1.0)}
         assert "the trajectory store is back" in caplog.text
 
