@@ -33,7 +33,11 @@ def to_content(value: Any, *, is_plain: bool = False) -> tuple[Content, bool]:
     """`value` as a content record (its JSON bytes under their BLAKE2b, 16 bytes, hex), and whether something in it
     was masked. `is_plain`: it is what `plain` gave."""
     data, was_masked = _kept(value if is_plain else plain(value))
-    return Content(hash=hashlib.blake2b(data, digest_size=16).hexdigest(), data=data), was_masked
+    return Content(hash=hash_of(data), data=data), was_masked
+
+
+def hash_of(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def kept_text(text: str) -> tuple[str, bool]:

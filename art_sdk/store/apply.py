@@ -254,7 +254,8 @@ def upsert(connection: Connection, table: Table, rows: list[dict[str, Any]], ove
 
 
 def _columns_and_rows(rows: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    return tuple(rows[0]) if rows else (), [tuple(row.values()) for row in rows]
+    columns = tuple(rows[0]) if rows else ()
+    return columns, [tuple(map(row.__getitem__, columns)) for row in rows]
 
 
 def _write(

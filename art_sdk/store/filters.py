@@ -55,7 +55,7 @@ def conditions(filters: Filters) -> list[ColumnElement[bool]]:
         answered = select(k.trajectory_id).where(k.version == version)
         found.append(c.id.in_(answered if policy is None else answered.where(k.policy == policy)))
     elif policy is not None:
-        found.append((c.policy == policy) | c.id.in_(select(k.trajectory_id).where(k.policy == policy)))
+        found.append((c.policy == policy) | exists().where(k.trajectory_id == c.id, k.policy == policy))
     if (least := filters.get("min_reward")) is not None:
         found.append(c.reward >= least)
     if (most := filters.get("max_reward")) is not None:

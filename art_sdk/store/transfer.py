@@ -17,7 +17,7 @@ import msgspec
 from sqlalchemy import Connection, LargeBinary, func, insert, select
 
 from ..capture import spans as names
-from ..capture.content import to_content
+from ..capture.content import hash_of, to_content
 from ..errors import ArtError, ConfigError, StoreError
 from ..extras import install_command
 from ..integrations.messages import from_openai
@@ -316,7 +316,20 @@ def _decode_whole(data: bytes) -> Whole:
     whole = msgspec.json.decode(data, type=Whole)
     if whole.format != _FORMAT:
         raise ValueError(f"it has format {whole.format}, and this version reads {_FORMAT}: upgrade art-agent-sdk")
+    for table in (t.trajectories, t.spans, t.rewards, t.completions):
+        rows = [whole.trajectory] if table is t.trajectories else getattr(whole, table.name)
+        if any(row.keys() != set(table.columns.keys()) for row in rows):
+            raise ValueError(f"its {table.name} have other columns than this version's")
+    whole.contents = {identity: _checked(identity, bytes(data)) for identity, data in whole.contents.items()}
     return whole
+
+
+def _checked(identity: str, data: bytes) -> msgspec.Raw:
+    """A content, which others may share, must be what its hash says. Another tool may have written its JSON anew."""
+    for written in (data, _encode(msgspec.json.decode(data))):
+        if hash_of(written) == identity:
+            return msgspec.Raw(written)
+    raise ValueError(f"content {identity} is not what its hash says: the file was changed")
 
 
 def _from_chat(line: Any) -> Whole:

@@ -117,7 +117,7 @@ def test_writing_what_journals_bring(filled: Database, write: Write) -> None:
 def test_the_first_page_and_one_trajectory(filled: Database) -> None:
     store = Store(filled)
     with scanned(filled) as tables:
-        for filters in ({}, {"name": "desk"}, {"version": 3}, {"tag": "good"}):
+        for filters in ({}, {"name": "desk"}, {"version": 3}, {"tag": "good"}, {"policy": "support"}):
             list(store.trajectories(limit=20, **filters))  # type: ignore[arg-type]
         run = store.trajectory(identity(7))
         assert run.spans

@@ -326,3 +326,25 @@ def test_a_store_is_copied_row_by_row(
             assert rows(database) == before
     with pytest.raises(art.StoreError, match="can't be copied into itself"):
         transfer.copy(database, database)
+
+
+@on_sqlite
+def test_a_file_that_was_changed_is_told_from_one_that_was_only_written_anew(
+    database: Database, write: Write, tmp_path: Path, template: Path
+) -> None:
+    said = content({"role": "user", "parts": [{"type": "text", "content": "hello"}], "of": [1.5, 1e20, None]})
+    write(Content(said.hash, said.data, identity(1)), start(1), call(1, "r1"), end(1))
+    Store(database).export(tmp_path / "out")
+    line = json.loads((tmp_path / "out").read_text())
+    with new_store(template) as there:
+        (tmp_path / "anew").write_text(json.dumps(line, ensure_ascii=True))
+        assert there.load(tmp_path / "anew") == transfer.Imported(1, 0)
+        assert wholes(there) == wholes(Store(database))
+        line["art"]["contents"][said.hash]["role"] = "system"
+        (tmp_path / "changed").write_text(json.dumps(line))
+        with pytest.raises(art.ConfigError, match=f"line 1: .*content {said.hash} is not what its hash says"):
+            there.load(tmp_path / "changed")
+        del line["art"]["spans"][0]["error"]
+        (tmp_path / "changed").write_text(json.dumps(line))
+        with pytest.raises(art.ConfigError, match=r"line 1: .*its spans have other columns"):
+            there.load(tmp_path / "changed")
