@@ -97,7 +97,10 @@ def _delete(connection: Connection, trajectory_ids: Sequence[str]) -> Deleted:
         connection.execute(text(f"SELECT pg_advisory_xact_lock({CONTENT_LOCK})"))
     leased = exists().where(k.group_id == c.group_id, k.status == "leased")
     known = connection.execute(
-        select(c.id, c.group_id, ((c.status == "running") | leased).label("busy")).where(c.id.in_(trajectory_ids))
+        select(c.id, c.group_id, ((c.status == "running") | leased).label("busy"))
+        .where(c.id.in_(trajectory_ids))
+        .order_by(c.id)  # as writers lock them
+        .with_for_update(of=t.trajectories)
     ).all()
     ids = [row.id for row in known if not row.busy]
     for table in (t.spans, t.rewards, t.completions, t.outcomes, t.tags):
@@ -109,7 +112,10 @@ def _delete(connection: Connection, trajectory_ids: Sequence[str]) -> Deleted:
         connection.execute(delete(t.contents).where(unheld))
     groups = {row.group_id for row in known if not row.busy and row.group_id is not None}
     for chunk in chunks(sorted(groups)):
-        empty = t.groups.c.id.in_(chunk) & ~exists().where(c.group_id == t.groups.c.id)
+        over = (t.groups.c.status == "ready") | (
+            t.groups.c.deadline < time.time_ns()
+        )  # an open one may get members yet
+        empty = t.groups.c.id.in_(chunk) & over & ~exists().where(c.group_id == t.groups.c.id)
         connection.execute(delete(t.groups).where(empty))  # its claims go with it
     return Deleted(len(ids), len(known) - len(ids))
 

@@ -322,7 +322,8 @@ def _set_aside_stale(connection: Connection, policy: str, oldest_version: int) -
     stale = list(connection.execute(_skip_locked(query, connection)).scalars())
     if not stale:
         return
-    members = connection.execute(select(c.id).where(c.group_id.in_(stale), LEARNED_FROM)).scalars()
+    decided = exists().where(t.outcomes.c.trajectory_id == c.id, t.outcomes.c.policy == policy)
+    members = connection.execute(select(c.id).where(c.group_id.in_(stale), LEARNED_FROM, ~decided)).scalars()
     rows = [{"trajectory_id": m, "policy": policy, "tokens": 0, "reason": Reason.TOO_STALE} for m in members]
     if rows:
         connection.execute(insert(t.outcomes), rows)

@@ -51,6 +51,8 @@ def test_a_deleted_trajectory_takes_what_only_it_has(store: Store, write: Write)
     spoken(write, 1, "You are a desk.", "Where is copper-willow?")
     spoken(write, 2, "You are a desk.", "Where is maple-olive?")
     write(reward(1), completion(1, "r1"))
+    with store.database.write() as connection:
+        connection.execute(t.groups.update().values(status="ready"))
     store.tag(identity(1), "bad")
     store.delete(identity(1))
     assert [run.id for run in store.trajectories()] == [identity(2)]
@@ -70,6 +72,16 @@ def test_a_deleted_trajectory_takes_what_only_it_has(store: Store, write: Write)
     }
     store.delete(identity(2))
     assert set(counts(store.database).values()) == {0}
+
+
+def test_the_group_of_a_deleted_trajectory_stays_while_others_may_join_it(store: Store, write: Write) -> None:
+    in_group = {"art.group.id": identity(100)}
+    write(group(100, 2, time.time_ns()), start(1, **in_group), end(1, **in_group))
+    store.delete(identity(1))
+    write(start(2, **in_group), completion(2, "r2"), end(2, **in_group), reward(2))
+    write(start(3, **in_group), completion(3, "r3"), end(3, **in_group), reward(3))
+    (claimed,) = claim(store.database, "support", owner="worker", limit=1, lease_seconds=60)
+    assert [member.trajectory_id for member in claimed.members] == [identity(2), identity(3)]
 
 
 @on_sqlite
