@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..errors import TrainingError
@@ -36,7 +36,7 @@ def load_policy(
     base = _load_base(base_model, dtype)
     torch.manual_seed(seed)
     try:
-        model = cast(PeftModel, get_peft_model(base, _lora_config(base_model, lora)))
+        model = cast(PeftModel, get_peft_model(base, _lora_config(base_model, base, lora)))
     except ValueError as error:
         raise TrainingError(f"base model {base_model!r} can't take the adapter {lora!r}: {error}") from error
     if adapter is not None:
@@ -50,6 +50,18 @@ def backbone_and_head(model: PeftModel) -> tuple[nn.Module, nn.Module]:
     """The transformer below the head, adapters included, and the head: logits = head(hidden states)."""
     causal_lm: Any = model.get_base_model()
     return causal_lm.base_model, causal_lm.get_output_embeddings()
+
+
+def adapter_weights(model: PeftModel, lora: LoraOptions, adapter: Path) -> list[Tensor]:
+    """The weights in folder `adapter`, in the order of the model's trainable parameters, which stay as they are."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    own = [parameter.detach().clone() for parameter in parameters]
+    _load_adapter(model, lora, adapter)
+    found = [parameter.detach().clone() for parameter in parameters]
+    with torch.no_grad():
+        for parameter, before in zip(parameters, own, strict=True):
+            parameter.copy_(before)
+    return found
 
 
 def _load_base(base_model: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -66,8 +78,18 @@ def _load_base(base_model: str, dtype: torch.dtype) -> PreTrainedModel:
     return cast(PreTrainedModel, model.to("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def _lora_config(base_model: str, lora: LoraOptions) -> LoraConfig:
+def _lora_config(base_model: str, base: PreTrainedModel, lora: LoraOptions) -> LoraConfig:
     targets = lora.target_modules
+    unserved = _unserved(base)
+    if targets == "all-linear" and unserved:
+        head = cast(Any, base).get_output_embeddings()
+        linear = {n.split(".")[-1] for n, m in base.named_modules() if isinstance(m, nn.Linear) and m is not head}
+        targets = tuple(sorted(linear - unserved))
+    elif refused := sorted(unserved.intersection(targets)):
+        raise TrainingError(
+            f"base model {base_model!r} can't be served with an adapter on {', '.join(refused)}: leave them out of "
+            "target_modules, or say 'all-linear', which does."
+        )
     return LoraConfig(
         base_model_name_or_path=base_model,
         task_type="CAUSAL_LM",
@@ -76,6 +98,19 @@ def _lora_config(base_model: str, lora: LoraOptions) -> LoraConfig:
         lora_dropout=0.0,
         target_modules=targets if isinstance(targets, str) else list(targets),
     )
+
+
+def _unserved(base: PreTrainedModel) -> set[str]:
+    """Last names of the layers that vLLM would not serve as they were trained.
+
+    MLA: when it starts it makes other matrices of kv_b_proj's weights, and an adapter never reaches those.
+    Routed experts are one parameter, and to PEFT (0.21) a name that a projection of theirs once had means
+    that parameter and the router, with twice the rank that the engine is told of, and no dense layer.
+    """
+    names = {name.split(".")[-1] for name, _ in base.named_modules()} & {"kv_b_proj"}
+    if any(".experts." in name for name, _ in base.named_parameters()):
+        names |= {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
+    return names
 
 
 def _load_adapter(model: PeftModel, lora: LoraOptions, adapter: Path) -> None:
