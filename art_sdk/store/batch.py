@@ -1,6 +1,7 @@
 """What the queue hands to a trainer, and what the trainer hands back: plain data, no connection."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ..capture.records import Completion
 from .reasons import Reason
@@ -16,6 +17,8 @@ class Member:
     reward: float | None
     masked: bool
     completions: tuple[Completion, ...]
+    span_rewards: Mapping[str, float] = field(default_factory=dict)
+    """The sums of those rewards that single spans were given. They are part of `reward`."""
 
 
 @dataclass(frozen=True)

@@ -370,11 +370,24 @@ def _claimed(connection: Connection, group_id: str, policy: str) -> ClaimedGroup
         if (completion.trajectory_id, completion.span_id) not in masked:
             by_trajectory[completion.trajectory_id or ""].append(completion)
     only_masked = {identity for identity, _ in masked if not by_trajectory[identity]}
+    by_span = _span_rewards(connection, list(by_trajectory))
     members = [
-        Member(row.id, row.name, row.status, row.reward, row.id in only_masked, tuple(by_trajectory[row.id]))
-        for row in rows
+        Member(r.id, r.name, r.status, r.reward, r.id in only_masked, tuple(by_trajectory[r.id]), by_span[r.id])
+        for r in rows
     ]
     return ClaimedGroup(group_id, policy, tuple(members))
+
+
+def _span_rewards(connection: Connection, trajectory_ids: list[str]) -> dict[str, dict[str, float]]:
+    """For each trajectory, what its spans were given."""
+    r = t.rewards.c
+    found: dict[str, dict[str, float]] = {identity: {} for identity in trajectory_ids}
+    query = select(r.trajectory_id, r.span_id, func.sum(r.value).label("given"))
+    for row in connection.execute(
+        query.where(r.trajectory_id.in_(trajectory_ids), r.span_id.is_not(None)).group_by(r.trajectory_id, r.span_id)
+    ):
+        found[row.trajectory_id][row.span_id] = row.given
+    return found
 
 
 def _masked_calls(connection: Connection, trajectory_ids: list[str]) -> set[tuple[str, str]]:

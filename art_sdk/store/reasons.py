@@ -11,6 +11,7 @@ class Reason(StrEnum):
     ZERO_VARIANCE = "zero_variance"
     TOO_STALE = "too_stale"
     TOO_LONG = "too_long"
+    TRUNCATED = "truncated"
     FAILED = "failed"
     MASKED = "masked"
     UNSUPPORTED_SAMPLING = "unsupported_sampling"
@@ -29,6 +30,7 @@ _MEANINGS = {
     Reason.ZERO_VARIANCE: "every trajectory of its group has the same reward, so none is better than another",
     Reason.TOO_STALE: "its tokens were sampled too many versions ago",
     Reason.TOO_LONG: "a call has more tokens than the trainer takes",
+    Reason.TRUNCATED: "a call was cut off for want of room, and the options leave such runs out",
     Reason.FAILED: "the agent raised, was cancelled or died: a failed run is not a bad run",
     Reason.MASKED: "every call of it has masked content: what a secret stood in is not learned from",
     Reason.UNSUPPORTED_SAMPLING: "sampled with top_p, top_k, penalties or temperature 0: the trainer can't reproduce "

@@ -12,6 +12,7 @@ predict from, H hidden size, V vocabulary.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from peft import PeftModel
@@ -62,7 +63,15 @@ def padded_batches(calls: Sequence[Call], max_tokens: int, device: torch.device)
 
 
 def token_logprobs(model: PeftModel, batch: MicroBatch) -> Tensor:
-    """log π(token | its prefix) at each call's temperature, float32 of shape [T], with gradient.
+    """log π(token | its prefix) at each call's temperature, float32 of shape [T], with gradient."""
+    return token_scores(model, batch, entropy="none")[0]
+
+
+def token_scores(
+    model: PeftModel, batch: MicroBatch, entropy: Literal["none", "measured", "trained"]
+) -> tuple[Tensor, Tensor]:
+    """The log-probabilities of `token_logprobs`, and the entropy in nats of the distribution that each token was drawn
+    from, float32 of shape [T]: zeros, without gradient, or with it.
 
     The transformer gives hidden states, and only those that predict sampled tokens go through the
     head, a chunk at a time; the backward pass computes a chunk's logits again instead of keeping them.
@@ -88,24 +97,31 @@ def token_logprobs(model: PeftModel, batch: MicroBatch) -> Tensor:
         torch.split(batch.temperatures_T, _HEAD_CHUNK),
         strict=True,
     )
-    return torch.cat(
-        [
-            checkpoint(_head_logprobs, head, hidden_NH, *chunk, use_reentrant=False, preserve_rng_state=False)
-            for chunk in chunks
-        ]
-    )
+    scores = [
+        checkpoint(_head_scores, head, hidden_NH, *chunk, entropy, use_reentrant=False, preserve_rng_state=False)
+        for chunk in chunks
+    ]
+    logprobs, entropies = zip(*scores, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)
 
 
-def _head_logprobs(
-    head: nn.Module, hidden_NH: Tensor, positions_T: Tensor, targets_T: Tensor, temperatures_T: Tensor
-) -> Tensor:
+def _head_scores(
+    head: nn.Module, hidden_NH: Tensor, positions_T: Tensor, targets_T: Tensor, temperatures_T: Tensor, entropy: str
+) -> tuple[Tensor, Tensor]:
     """Neighbours that are predicted from one position at one temperature share one row of logits."""
     distinct_T = torch.ones_like(positions_T, dtype=torch.bool)
     distinct_T[1:] = (positions_T.diff() != 0) | (temperatures_T.diff() != 0)
     logits_PV = head(hidden_NH[positions_T[distinct_T]]).float() / temperatures_T[distinct_T, None]
     rows_T = distinct_T.cumsum(0) - 1
-    logprobs_T: Tensor = logits_PV[rows_T, targets_T] - logits_PV.logsumexp(-1)[rows_T]
-    return logprobs_T
+    normaliser_P = logits_PV.logsumexp(-1)
+    logprobs_T: Tensor = logits_PV[rows_T, targets_T] - normaliser_P[rows_T]
+    if entropy == "none":
+        return logprobs_T, torch.zeros_like(logprobs_T)
+    # Last, so that the backward pass, which stops when it has what it needs, doesn't compute it again.
+    with torch.set_grad_enabled(entropy == "trained" and torch.is_grad_enabled()):
+        probabilities_PV = (logits_PV - normaliser_P[:, None]).exp()
+        entropies_P = normaliser_P - (probabilities_PV * logits_PV).sum(-1)
+    return logprobs_T, entropies_P[rows_T]
 
 
 def _row_length(call: Call) -> int:

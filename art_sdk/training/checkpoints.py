@@ -38,6 +38,10 @@ class TrainerState(BaseModel):
     base_model: str
     lora: LoraOptions
     options: TrainingOptions
+    memory: dict[str, float] = {}
+    """What controllers and baselines keep from step to step."""
+    groups: tuple[str, ...] = ()
+    """The groups that the step claimed."""
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,26 @@
-"""GRPO on a LoRA adapter: one call of `Trainer.step` is one optimizer update, and one new version.
+"""GRPO and its kin on a LoRA adapter: one call of `Trainer.step` is one step, and one new version.
 
-What it is: group-relative advantages, one per trajectory; the ratio is taken against the log-
-probabilities of the sampler itself, so a stale or differently rounded sampler is corrected for; one
-pass over the data, one update. What was left out, and why: no KL term and no reference model (the
-adapter starts at the base and moves little), no value network (the group is the baseline), no second
-epoch over a step's data (fresh samples are cheap beside their staleness), no learning rate schedule
-(a policy that serves has no last step).
+By default: group-relative advantages; the ratio is taken against the log-probabilities of the sampler
+itself, so a stale or differently rounded sampler is corrected for; one pass over the data, one
+update; no KL term (the adapter starts at the base and moves little). What was left out, and why: no
+value network (the group is the baseline), no learning rate schedule (a policy that serves has no last
+step).
 
 A step learns or changes nothing: weights, moments and version are untouched when it raises, and when
 there is nothing to learn from.
 """
 
+import copy
 import logging
 import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from peft import PeftModel
@@ -28,21 +29,24 @@ from torch import Tensor
 from ..errors import TrainingError
 from ..store.batch import ClaimedGroup, Outcome
 from ..store.reasons import Reason
-from .advantages import ADVANTAGES
-from .batch import MicroBatch, padded_batches, token_logprobs
+from . import entropy
+from .advantages import ADVANTAGES, Estimate
+from .batch import MicroBatch, padded_batches, token_logprobs, token_scores
 from .checkpoints import ProbeSequence, TrainerState, read_state, restore, save_version
 from .forest import forest_batches, obstacle, unique_tokens
-from .losses import LOSSES, LossInputs, LossOutputs
-from .model import load_policy
+from .kl import with_weights
+from .losses import LOSSES
+from .model import adapter_weights, load_policy
+from .objective import Objective, Scores, Terms, joined
 from .options import LoraOptions, TrainingOptions
-from .tokens import Call, select
+from .tokens import Call, Candidate, select
 
 _logger = logging.getLogger("art_sdk.training")
 
 _PROBE_SEQUENCES = 4
 _PROBE_TOKENS = 512
 
-_Algorithm = TypeVar("_Algorithm")
+_Item = TypeVar("_Item")
 
 _Layout = Callable[[Sequence[Call], int, torch.device], Iterator[MicroBatch]]
 
@@ -57,8 +61,10 @@ class StepResult:
     tokens of those calls; `unique_tokens`, what remains of them when a shared prefix counts once.
     When it learned also: `loss`; `grad_norm` before clipping; `ratio_mean`, `ratio_max`;
     `mismatch_abs`, mean |log π - log μ|; `mismatch_kl`, mean r - 1 - log r, which estimates KL(μ‖π);
-    `clip_fraction`; `entropy`, estimated as the mean of -log π over the sampled tokens;
-    `staleness_mean`, versions between sampling and training, mean over calls.
+    `clip_fraction`; `masked_fraction`, tokens left out for the sampler's mismatch; `entropy`, the mean
+    of the policy's, in nats, and `entropy_coefficient`; `kl`, mean log π - log π_ref (0 without a
+    reference); `staleness_mean`, versions between sampling and training, mean over calls. They are
+    those of the step's first update; r is π/μ.
     """
 
     learned: bool
@@ -90,7 +96,9 @@ class Trainer:
         self.base_model = base_model
         self.lora = lora
         self.options = options
-        self.version = 0 if resume is None else self._check_resumable(resume)
+        saved = None if resume is None else self._check_resumable(resume)
+        self.version = saved.version if saved else 0
+        self._memory: dict[str, float] = saved.memory if saved else {}
         self._given = given
         self.model: PeftModel = load_policy(base_model, lora, resume, seed=options.seed)
         self._batches = self._choose_layout()
@@ -100,57 +108,50 @@ class Trainer:
         )
         if resume is not None:
             restore(resume, self._optimizer)
+        self._reference = self._load_reference()
         self._learned_from: tuple[Call, ...] = ()
+        self._groups: tuple[str, ...] = ()
 
     def step(self, groups: Sequence[ClaimedGroup]) -> StepResult:
-        """One update from `groups`. `version` becomes the next number if something was learned.
+        """One step from `groups`. `version` becomes the next number if something was learned.
 
         Raises `TrainingError`, naming the trajectories, for a loss or gradient that is not finite.
         """
         started = time.perf_counter()
         selection = select(groups, current_version=self.version, options=self.options)
-        metrics = claim_metrics(groups, selection.left_out)
-        if not selection.groups:
-            why = _why_nothing(groups, selection.left_out)
-            return nothing_learned(groups, selection.left_out, why, time.perf_counter() - started)
+        estimate = self._advantage(selection.groups, self.options, _part(self._memory, "advantage"))
+        memory = self._memory | _named("advantage", estimate.memory)
+        differing, flat = _split(selection.groups, lambda group: _differs(group, estimate))
+        left_out = (
+            *selection.left_out,
+            *(Outcome(c.trajectory_id, tokens=0, reason=Reason.ZERO_VARIANCE) for group in flat for c in group),
+        )
+        if not differing:
+            self._memory = memory  # no version holds it; but a baseline begins with what could not be compared
+            why = _why_nothing(groups, left_out)
+            return nothing_learned(groups, left_out, why, time.perf_counter() - started)
 
-        advantages: dict[str, float] = {}
-        for group in selection.groups:
-            rewards = [candidate.reward for candidate in group]
-            for candidate, advantage in zip(group, self._advantage(rewards, self.options), strict=True):
-                advantages[candidate.trajectory_id] = advantage
-        candidates = [candidate for group in selection.groups for candidate in group]
-        calls = tuple(call for candidate in candidates for call in candidate.calls)
-        tokens = sum(len(call.token_ids) for call in calls)
+        candidates = [candidate for group in differing for candidate in group]
+        calls = tuple(
+            replace(call, advantage=advantage)
+            for candidate in candidates
+            for call, advantage in zip(candidate.calls, estimate.advantages[candidate.trajectory_id], strict=True)
+        )
+        coefficient = entropy.coefficient(_part(memory, "entropy"), self.options)
+        objective = Objective(calls, self._loss, self.options, coefficient)
+        with self._all_or_nothing():
+            first, grad_norm = self._update(calls, objective)
+            for _ in range(self.options.updates - 1):
+                self._update(calls, objective, first)
 
-        self._optimizer.zero_grad()
-        scored: list[tuple[LossInputs, LossOutputs]] = []
-        for batch in self._batches(calls, self.options.micro_batch_tokens, self.model.device):
-            inputs = LossInputs(
-                logprobs=token_logprobs(self.model, batch),
-                sampler_logprobs=batch.sampler_logprobs_T,
-                advantages=_per_token(advantages, batch),
-                rows=batch.calls_T,
-            )
-            outputs = self._loss(inputs, self.options)
-            _check_losses(outputs.losses, batch)
-            torch.autograd.backward(outputs.losses.sum() / tokens)
-            self._check_gradients(batch)
-            scored.append(
-                (
-                    replace(inputs, logprobs=inputs.logprobs.detach()),
-                    replace(outputs, losses=outputs.losses.detach()),
-                )
-            )
-        grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.options.max_grad_norm)
-        self._optimizer.step()
-
-        metrics |= _token_metrics(scored)
+        seen = joined([terms for terms, _ in first])
+        metrics = claim_metrics(groups, left_out) | _token_metrics(seen)
         metrics |= {
-            "grad_norm": float(grad_norm),
+            "grad_norm": grad_norm,
+            "entropy_coefficient": coefficient,
             "trajectories": len(candidates),
             "calls": len(calls),
-            "tokens": tokens,
+            "tokens": objective.tokens,
             "dense_tokens": sum(len(call.prompt_ids) + len(call.token_ids) for call in calls),
             "unique_tokens": unique_tokens(calls),
             "staleness_mean": statistics.fmean(self.version - call.version for call in calls),
@@ -159,14 +160,74 @@ class Trainer:
             Outcome(
                 candidate.trajectory_id,
                 tokens=sum(len(call.token_ids) for call in candidate.calls),
-                advantage=advantages[candidate.trajectory_id],
+                advantage=statistics.fmean(estimate.advantages[candidate.trajectory_id]),
             )
             for candidate in candidates
         )
+        steered = entropy.steered(_part(memory, "entropy"), metrics["entropy"], self.options)
+        self._memory = memory | _named("entropy", steered)
         self.version = self._given = max(self.version, self._given) + 1
         self._learned_from = calls
+        self._groups = tuple(group.group_id for group in groups)
         metrics["seconds"] = time.perf_counter() - started
-        return StepResult(True, "", outcomes + selection.left_out, metrics)
+        return StepResult(True, "", outcomes + left_out, metrics)
+
+    def _update(
+        self, calls: Sequence[Call], objective: Objective, first: Sequence[tuple[Terms, Scores]] | None = None
+    ) -> tuple[list[tuple[Terms, Scores]], float]:
+        """One pass over the calls and one optimizer update. `first` is what the step's first pass gave.
+
+        Returns what each micro-batch gave, detached, and the norm of the gradient before clipping.
+        """
+        bonus = self.options.entropy_coefficient > 0 or self.options.entropy_target is not None
+        self._optimizer.zero_grad()
+        done: list[tuple[Terms, Scores]] = []
+        for number, batch in enumerate(self._batches(calls, self.options.micro_batch_tokens, self.model.device)):
+            began = first[number][1] if first else None
+            logprobs_T, entropies_T = token_scores(self.model, batch, entropy="trained" if bonus else "measured")
+            scores = Scores(
+                logprobs_T,
+                entropies_T,
+                old_logprobs=began.logprobs if began else logprobs_T.detach(),
+                reference_logprobs=began.reference_logprobs if began else self._reference_logprobs(batch),
+            )
+            terms = objective.terms(batch, scores)
+            _check_losses(terms.losses, batch)
+            torch.autograd.backward(terms.losses.sum())
+            self._check_gradients(batch)
+            detached = replace(scores, logprobs=logprobs_T.detach(), entropies=entropies_T.detach())
+            done.append((terms.detached(), detached))
+        grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.options.max_grad_norm)
+        self._optimizer.step()
+        return done, float(grad_norm)
+
+    def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
+        if self.options.kl_coefficient == 0:
+            return None
+        with torch.no_grad(), self._as_reference():
+            return token_logprobs(self.model, batch)
+
+    def _as_reference(self) -> AbstractContextManager[None]:
+        """Inside, the model is the one that the KL is measured to."""
+        if self._reference is None:
+            return cast(AbstractContextManager[None], self.model.disable_adapter())
+        return with_weights(self._parameters, self._reference)
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Where a later update of the step fails, the earlier ones are taken back too."""
+        several = self.options.updates > 1
+        weights = [weight.detach().clone() for weight in self._parameters] if several else []
+        moments = copy.deepcopy(self._optimizer.state_dict()) if several else None
+        try:
+            yield
+        except TrainingError:
+            if moments is not None:
+                with torch.no_grad():
+                    for weight, before in zip(self._parameters, weights, strict=True):
+                        weight.copy_(before)
+                self._optimizer.load_state_dict(moments)
+            raise
 
     def save(self, directory: Path) -> None:
         """Write the version that the last step made. Raises `TrainingError` if `directory` exists, or
@@ -177,7 +238,14 @@ class Trainer:
             directory,
             model=self.model,
             optimizer=self._optimizer,
-            state=TrainerState(version=self.version, base_model=self.base_model, lora=self.lora, options=self.options),
+            state=TrainerState(
+                version=self.version,
+                base_model=self.base_model,
+                lora=self.lora,
+                options=self.options,
+                memory=self._memory,
+                groups=self._groups,
+            ),
             probe=self._probe(),
         )
 
@@ -224,14 +292,22 @@ class Trainer:
         )
         return padded_batches
 
-    def _check_resumable(self, directory: Path) -> int:
+    def _load_reference(self) -> list[Tensor] | None:
+        """The weights of the version that the KL is measured to; None for the base model."""
+        if self.options.kl_coefficient == 0 or self.options.kl_reference == "base":
+            return None
+        folder = Path(self.options.kl_reference)
+        self._check_resumable(folder)
+        return adapter_weights(self.model, self.lora, folder)
+
+    def _check_resumable(self, directory: Path) -> TrainerState:
         saved = read_state(directory)
         if (saved.base_model, saved.lora) != (self.base_model, self.lora):
             raise TrainingError(
                 f"{directory} was trained on {saved.base_model!r} with {saved.lora!r}, not on "
                 f"{self.base_model!r} with {self.lora!r}: use the former, or start from the base model."
             )
-        return saved.version
+        return saved
 
     def _check_gradients(self, batch: MicroBatch) -> None:
         norm = torch.nn.utils.get_total_norm([w.grad for w in self._parameters if w.grad is not None])
@@ -243,9 +319,26 @@ class Trainer:
             )
 
 
-def _per_token(advantages: Mapping[str, float], batch: MicroBatch) -> Tensor:
-    per_call = torch.tensor([advantages[call.trajectory_id] for call in batch.calls], device=batch.calls_T.device)
-    return per_call[batch.calls_T]
+def _differs(group: Sequence[Candidate], estimate: Estimate) -> bool:
+    return any(any(estimate.advantages[candidate.trajectory_id]) for candidate in group)
+
+
+def _split(items: Iterable[_Item], holds: Callable[[_Item], bool]) -> tuple[list[_Item], list[_Item]]:
+    """Those for which it holds, and the others."""
+    found: tuple[list[_Item], list[_Item]] = ([], [])
+    for item in items:
+        found[not holds(item)].append(item)
+    return found
+
+
+def _part(memory: Mapping[str, float], name: str) -> dict[str, float]:
+    """What `name` keeps in the trainer's memory."""
+    prefix = f"{name}/"
+    return {key.removeprefix(prefix): value for key, value in memory.items() if key.startswith(prefix)}
+
+
+def _named(name: str, memory: Mapping[str, float]) -> dict[str, float]:
+    return {f"{name}/{key}": value for key, value in memory.items()}
 
 
 def _check_losses(losses_T: Tensor, batch: MicroBatch) -> None:
@@ -296,18 +389,19 @@ def claim_metrics(groups: Sequence[ClaimedGroup], left_out: Sequence[Outcome]) -
     }
 
 
-def _token_metrics(scored: Sequence[tuple[LossInputs, LossOutputs]]) -> dict[str, float]:
-    logprobs_T = torch.cat([inputs.logprobs for inputs, _ in scored])
-    log_ratios_T = logprobs_T - torch.cat([inputs.sampler_logprobs for inputs, _ in scored])
-    ratios_T = torch.cat([outputs.ratios for _, outputs in scored])
+def _token_metrics(terms: Terms) -> dict[str, float]:
+    log_ratios_T = terms.log_ratios.clamp(-20, 20)
+    ratios_T = log_ratios_T.exp()
     return {
-        "loss": float(torch.cat([outputs.losses for _, outputs in scored]).mean()),
+        "loss": float(terms.losses.sum()),
         "ratio_mean": float(ratios_T.mean()),
         "ratio_max": float(ratios_T.max()),
         "mismatch_kl": float((ratios_T - 1 - log_ratios_T).mean()),
         "mismatch_abs": float(log_ratios_T.abs().mean()),
-        "clip_fraction": float(torch.cat([outputs.clipped for _, outputs in scored]).float().mean()),
-        "entropy": float(-logprobs_T.mean()),
+        "clip_fraction": float(terms.clipped.float().mean()),
+        "masked_fraction": float((terms.weights == 0).float().mean()),
+        "entropy": float(terms.entropies.mean()),
+        "kl": float(terms.kl.mean()),
     }
 
 

@@ -6,8 +6,7 @@ engine returned; no text is tokenized here.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +27,13 @@ class Call:
     logprobs: tuple[float, ...]
     temperature: float
     version: int
+    reward: float = 0.0
+    """What its span was given: part of the trajectory's reward."""
+    state: tuple[int, ...] = ()
+    """What the environment said since the trajectory's call before: the tokens of the prompt that are new. All of the
+    prompt, for the first call and for one that doesn't go on from the one before."""
+    advantage: float = 0.0
+    """What the step found it to be worth: known once the groups have been compared."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +48,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Selection:
-    """`groups` are compared inside themselves and differ in reward; `left_out` is everything else."""
+    """`groups` have at least one candidate each; `left_out` is everything else."""
 
     groups: tuple[tuple[Candidate, ...], ...]
     left_out: tuple[Outcome, ...]
 
 
 def select(groups: Sequence[ClaimedGroup], *, current_version: int, options: TrainingOptions) -> Selection:
-    """Sort the members of `groups` into what can be learned from and what can't, with the reasons.
-
-    A group of which one member remains has no baseline of its own. Such members are pooled by
-    trajectory name and compared with each other: that is what production traffic looks like.
-    """
-    compared: list[list[Candidate]] = []
-    pools: defaultdict[str, list[Candidate]] = defaultdict(list)
+    """Sort the members of `groups` into what can be learned from and what can't, with the reasons."""
+    selected: list[tuple[Candidate, ...]] = []
     left_out: list[Outcome] = []
     for group in groups:
         usable: list[Candidate] = []
@@ -65,19 +66,8 @@ def select(groups: Sequence[ClaimedGroup], *, current_version: int, options: Tra
                 left_out.append(Outcome(member.trajectory_id, tokens=0, reason=found))
             else:
                 usable.append(found)
-        if len(usable) == 1:
-            pools[usable[0].name].append(usable[0])
-        elif usable:
-            compared.append(usable)
-
-    selected: list[tuple[Candidate, ...]] = []
-    for candidates in [*compared, *pools.values()]:
-        if len({candidate.reward for candidate in candidates}) > 1:
-            selected.append(tuple(candidates))
-        else:
-            left_out.extend(
-                Outcome(candidate.trajectory_id, tokens=0, reason=Reason.ZERO_VARIANCE) for candidate in candidates
-            )
+        if usable:
+            selected.append(tuple(usable))
     return Selection(tuple(selected), tuple(left_out))
 
 
@@ -98,18 +88,28 @@ def _candidate(member: Member, current_version: int, options: TrainingOptions) -
     longest = max(len(completion.prompt_ids) + len(completion.token_ids) for completion in completions)
     if longest > options.max_tokens_per_call:
         return Reason.TOO_LONG
-    calls = tuple(
-        Call(
+    if options.drop_truncated and any(completion.finish_reason == "length" for completion in completions):
+        return Reason.TRUNCATED
+    return Candidate(member.trajectory_id, member.name, member.reward, tuple(_calls(member, completions)))
+
+
+def _calls(member: Member, completions: Sequence[Completion]) -> Iterator[Call]:
+    rewards = dict(member.span_rewards)
+    before: list[int] = []
+    for completion in completions:
+        prompt_ids = completion.prompt_ids
+        goes_on = bool(before) and prompt_ids[: len(before)] == before
+        yield Call(
             trajectory_id=member.trajectory_id,
-            prompt_ids=tuple(completion.prompt_ids),
+            prompt_ids=tuple(prompt_ids),
             token_ids=tuple(completion.token_ids),
             logprobs=tuple(completion.logprobs),
             temperature=_temperature(completion.sampling),
             version=completion.version,
+            reward=rewards.pop(completion.span_id or "", 0.0),  # of several choices, the first one's
+            state=tuple(prompt_ids[len(before) :] if goes_on else prompt_ids),
         )
-        for completion in completions
-    )
-    return Candidate(member.trajectory_id, member.name, member.reward, calls)
+        before = [*prompt_ids, *completion.token_ids]
 
 
 def _scored(completion: Completion) -> bool:

@@ -247,6 +247,20 @@ def test_a_claim_hands_over_members_with_their_completions_oldest_first(database
 
 
 @pytest.mark.usefixtures("five")
+def test_a_claim_tells_what_single_spans_were_given(database: Database, write: Write) -> None:
+    write(
+        *(
+            msgspec.structs.replace(reward(number, value, key), span_id=span)
+            for number, value, key, span in ((1, 0.5, 7, "a" * 16), (1, 0.25, 8, "a" * 16), (1, 1.0, 9, "b" * 16))
+        )
+    )
+    first, second = claim(database, "support", owner="a", limit=2, lease_seconds=60)
+    assert first.members[0].span_rewards == {"a" * 16: 0.75, "b" * 16: 1.0}
+    assert first.members[0].reward == 2.75
+    assert second.members[0].span_rewards == {}
+
+
+@pytest.mark.usefixtures("five")
 def test_a_claimed_group_comes_back_when_its_lease_runs_out(database: Database) -> None:
     assert len(claim(database, "support", owner="a", limit=9, lease_seconds=60)) == 5
     assert claim(database, "support", owner="b", limit=9, lease_seconds=60) == []

@@ -17,6 +17,8 @@ def completion(
     logprobs: list[float] | None = None,
     version: int = 0,
     sampling: dict[str, Any] | None = None,
+    finish_reason: str = "stop",
+    span_id: str | None = None,
 ) -> Completion:
     tokens = [5, 6] if tokens is None else tokens
     return Completion(
@@ -28,8 +30,9 @@ def completion(
         token_ids=tokens,
         logprobs=[-4.5] * len(tokens) if logprobs is None else logprobs,
         sampling=sampling or {},
-        finish_reason="stop",
+        finish_reason=finish_reason,
         created_at=0,
+        span_id=span_id,
     )
 
 
@@ -40,8 +43,10 @@ def member(
     name: str = "agent",
     status: str = "finished",
     masked: bool = False,
+    span_rewards: dict[str, float] | None = None,
 ) -> Member:
-    return Member(trajectory_id, name, status, reward, masked, (completion(),) if completions is None else completions)
+    completions = (completion(),) if completions is None else completions
+    return Member(trajectory_id, name, status, reward, masked, completions, span_rewards or {})
 
 
 def group(*members: Member) -> ClaimedGroup:

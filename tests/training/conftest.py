@@ -12,6 +12,12 @@ from art_sdk.training.options import LoraOptions
 from .build import VOCABULARY, completion, member
 
 
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Models as small as these are slower with more, and the tests run beside each other."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def base_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     torch.manual_seed(1)

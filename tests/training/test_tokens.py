@@ -80,21 +80,37 @@ def test_a_call_without_tokens_is_skipped_and_the_others_stay() -> None:
     assert [call.token_ids for call in selected[0].calls] == [(9,)]
 
 
-def test_a_group_with_equal_rewards_has_zero_variance() -> None:
-    selection = _select(group(member("a", 0.5), member("b", 0.5)))
-    assert selection.groups == ()
-    assert _reasons(selection) == {"a": Reason.ZERO_VARIANCE, "b": Reason.ZERO_VARIANCE}
-
-
-def test_groups_of_one_are_pooled_by_trajectory_name() -> None:
+def test_a_group_keeps_those_that_can_be_learned_from() -> None:
     selection = _select(
-        group(member("a", 0.0)),
-        group(member("b", 1.0), member("failed", 1.0, status="error")),
-        group(member("other", 1.0, name="other agent")),
-        group(member("c", 0.0), member("d", 1.0)),
+        group(member("a", 0.5), member("b", 0.5)),
+        group(member("c", 1.0), member("failed", 1.0, status="error")),
+        group(member("lost", 1.0, status="abandoned")),
     )
-    assert [[candidate.trajectory_id for candidate in g] for g in selection.groups] == [
-        ["c", "d"],
-        ["a", "b"],
-    ]
-    assert _reasons(selection) == {"failed": Reason.FAILED, "other": Reason.ZERO_VARIANCE}
+    assert [[candidate.trajectory_id for candidate in g] for g in selection.groups] == [["a", "b"], ["c"]]
+    assert _reasons(selection) == {"failed": Reason.FAILED, "lost": Reason.FAILED}
+
+
+def test_trajectories_that_were_cut_off_are_left_out_on_demand() -> None:
+    cut = member("x", 1.0, (completion(), completion(finish_reason="length")))
+    (kept,) = _select(group(cut, member("a", 0.0))).groups
+    assert [candidate.trajectory_id for candidate in kept] == ["x", "a"]
+    options = OPTIONS.model_copy(update={"drop_truncated": True})
+    assert _reasons(select([group(cut, member("a", 0.0))], current_version=0, options=options)) == {
+        "x": Reason.TRUNCATED
+    }
+
+
+def test_the_state_of_a_call_is_what_the_environment_said_since_the_call_before() -> None:
+    calls = (
+        completion(prompt=[1, 2], tokens=[5]),
+        completion(prompt=[1, 2, 5, 3, 4], tokens=[6]),
+        completion(prompt=[9, 2, 5, 3, 4], tokens=[6]),  # it was rewritten: nothing says what is new
+    )
+    ((candidate,),) = _select(group(member("a", 1.0, calls))).groups
+    assert [call.state for call in candidate.calls] == [(1, 2), (3, 4), (9, 2, 5, 3, 4)]
+
+
+def test_a_reward_of_a_span_is_that_of_its_call() -> None:
+    calls = (completion(span_id="s1"), completion(span_id="s2"), completion(span_id="s2"), completion())
+    ((candidate,),) = _select(group(member("a", 1.0, calls, span_rewards={"s2": 0.25, "other": 9.0}))).groups
+    assert [call.reward for call in candidate.calls] == [0.0, 0.25, 0.0, 0.0]

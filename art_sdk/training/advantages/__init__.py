@@ -1,17 +1,28 @@
-"""Rewards of one group to one advantage per trajectory.
+"""Rewards to one advantage for each call.
 
-An estimator never sees calls or tokens, so a trajectory's advantage can't depend on how many it made.
-To add one: a file here, and its line in `ADVANTAGES`.
+An estimator sees trajectories with their calls and rewards, never losses. To add one: a file here, its line in
+`ADVANTAGES`, its name in `TrainingOptions.advantage`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
-from ..options import TrainingOptions
-from .group import group_advantages
+from .batch import batch
+from .ema import ema
+from .estimate import Estimate, Estimator, Groups
+from .gigpo import gigpo
+from .group import group
+from .leave_one_out import leave_one_out
+from .plan_act import plan_act
+from .turn import turn
 
-Advantage = Callable[[Sequence[float], TrainingOptions], list[float]]
-"""Rewards of a group's trajectories, at least two and not all equal, to their advantages in that order."""
-
-ADVANTAGES: Mapping[str, Advantage] = {
-    "group": group_advantages,
+ADVANTAGES: Mapping[str, Estimator] = {
+    "group": group,
+    "leave_one_out": leave_one_out,
+    "batch": batch,
+    "ema": ema,
+    "turn": turn,
+    "gigpo": gigpo,
+    "plan_act": plan_act,
 }
+
+__all__ = ["ADVANTAGES", "Estimate", "Estimator", "Groups"]

@@ -6,14 +6,6 @@ and verl add. The undivided form is the default: Dr. GRPO, "Understanding R1-Zer
 (arXiv 2503.20783), section 3.1, shows the bias that the division brings.
 """
 
-import statistics
-from collections.abc import Sequence
+from .estimate import by_rewards, centred
 
-from ..options import TrainingOptions
-
-
-def group_advantages(rewards: Sequence[float], options: TrainingOptions) -> list[float]:
-    """Advantages of `rewards`, in their order. `fmean` rounds once, so the order changes no value."""
-    mean = statistics.fmean(rewards)
-    scale = statistics.stdev(rewards) + 1e-4 if options.scale_by_std else 1.0
-    return [(reward - mean) / scale for reward in rewards]
+group = by_rewards(centred)

@@ -1,20 +1,29 @@
 """Log-probabilities and advantages to a loss per token.
 
-A loss sees the sampled tokens of a micro-batch, flat, and gives one value for each. The trainer adds
-them up and divides by the number of trained tokens of the whole step, so that the size of a
-micro-batch changes nothing. To add a loss: a file here, and its line in `LOSSES`.
+A loss sees the sampled tokens of a micro-batch, flat, and gives one value for each. The trainer weights them for the
+sampler's mismatch, divides them as the loss says, by sizes of the whole step, and adds them up: so the size of a
+micro-batch changes nothing. To add a loss: a file here, its line in `LOSSES`, its name in `TrainingOptions.loss`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from ..options import TrainingOptions
+from .cispo import cispo
 from .dapo import dapo
-from .tensors import LossInputs, LossOutputs
-
-Loss = Callable[[LossInputs, TrainingOptions], LossOutputs]
+from .dr_grpo import dr_grpo
+from .grpo import grpo
+from .gspo import gspo
+from .reinforce import reinforce
+from .sapo import sapo
+from .tensors import Loss, LossInputs, LossOutputs
 
 LOSSES: Mapping[str, Loss] = {
     "dapo": dapo,
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "gspo": gspo,
+    "cispo": cispo,
+    "sapo": sapo,
+    "reinforce": reinforce,
 }
 
 __all__ = ["LOSSES", "Loss", "LossInputs", "LossOutputs"]
