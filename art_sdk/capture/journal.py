@@ -3,11 +3,12 @@
 Invariant: when `append` returns, the records are in the file system's hands, and a `kill -9` of
 this process loses none of them. The file is a sequence of frames
 
-    magic (4 bytes) | length (u32) | CRC-32 of the payload (u32) | payload (msgpack record)
+    magic (4 bytes) | length (u32) | CRC-32 of the payload (u32) | payload (msgpack: a record, or an array of some)
 
-and a reader that meets a torn or corrupt frame skips to the next magic whose checksum holds, so a
-bad frame costs that frame alone. The owner holds a lock on its file for as long as it lives; a file
-that can be locked has lost its owner and belongs to whoever drains it next.
+one for each append: a record, the content that it refers to and what was held for it. A reader that meets a torn or
+corrupt frame skips to the next magic whose checksum holds, so a bad frame costs that frame alone. The owner holds a
+lock on its file for as long as it lives; a file that can be locked has lost its owner and belongs to whoever drains it
+next.
 """
 
 import fcntl
@@ -18,14 +19,12 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-
-import msgspec
 
 from ..errors import ConfigError
 from .guard import guarded
-from .records import Record, decode, encode
+from .records import Record, array, decode, encode
 
 log = logging.getLogger("art_sdk.journal")
 
@@ -34,8 +33,12 @@ SUFFIX = ".journal"
 _HEADER = struct.Struct("<4sII")
 
 
-def frame(record: Record) -> bytes:
-    payload = encode(record)
+def frame(*records: Record) -> bytes:
+    return _frame([encode(record) for record in records])
+
+
+def _frame(encoded: Sequence[bytes]) -> bytes:
+    payload = encoded[0] if len(encoded) == 1 else array(encoded)
     return _HEADER.pack(MAGIC, len(payload), zlib.crc32(payload)) + payload
 
 
@@ -80,12 +83,14 @@ class Journal:
     def append(self, *records: Record) -> bool:
         """Write what is held and the records in one `os.write`. Never raises for what the disk does; False once it is
         closed."""
-        frames = [frame(record) for record in records]
+        encoded = [encode(record) for record in records]
         with self._lock:
             if self._fd == -1:
                 return False
-            frames = [*_let_go(), *frames]  # under the lock: what others let go of is written when this returns
-            data = b"".join(frames)
+            encoded = [*_let_go(), *encoded]  # under the lock: what others let go of is written when this returns
+            if not encoded:
+                return True
+            data = _frame(encoded)
             try:
                 if self.size and self.size + len(data) > self._segment_bytes:
                     self._rotate()
@@ -96,7 +101,7 @@ class Journal:
             except OSError as error:
                 if not self.dropped:
                     log.error("journal %s: %s; records are being dropped, see art doctor", self.path, error)
-                self.dropped += len(frames)
+                self.dropped += len(encoded)
         self.on_append()
         return True
 
@@ -130,7 +135,7 @@ class Journal:
 
 
 def read_frames(data: bytes | memoryview) -> Iterator[tuple[int, Record | None]]:
-    """Yield `(end offset, record)` for each whole frame in `data`; None where bytes were unreadable.
+    """Yield `(end offset of its frame, record)` for each record in `data`; None where bytes were unreadable.
 
     Stops before a last frame that is not complete: its owner may still be writing it.
     """
@@ -142,7 +147,8 @@ def read_frames(data: bytes | memoryview) -> Iterator[tuple[int, Record | None]]
         if magic == MAGIC and end <= len(view):
             payload = view[position + _HEADER.size : end]
             if zlib.crc32(payload) == checksum:
-                yield end, _decode(payload)
+                for record in decode(payload):
+                    yield end, record
                 position = end
                 continue
         following = _next_frame(view, position + 1)
@@ -150,13 +156,6 @@ def read_frames(data: bytes | memoryview) -> Iterator[tuple[int, Record | None]]
             return
         yield following, None
         position = following
-
-
-def _decode(payload: memoryview) -> Record | None:
-    try:
-        return decode(bytes(payload))
-    except msgspec.DecodeError:  # a record kind of another version of this library
-        return None
 
 
 def _next_frame(view: memoryview, start: int) -> int | None:
@@ -194,12 +193,13 @@ def current() -> Journal | None:
 unopened = 0
 """Records that were lost because no journal could be opened."""
 _held: deque[bytes] = deque()
+"""Encoded records."""
 
 
 def hold(record: Record) -> None:
     """Write this along with the next record of this process, in one write; at the latest, when the writer looks next.
     For content that only that record refers to, and for spans that are no calls."""
-    _held.append(frame(record))
+    _held.append(encode(record))
     if _current is not None:
         _current.on_append()
 

@@ -6,6 +6,7 @@ trajectory id is a trace id, 32 digits; a span id has 16). Records hold no cycle
 look at them.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -89,13 +90,33 @@ class Group(msgspec.Struct, tag="group", frozen=True, gc=False):
 Record = Content | SpanStart | SpanEnd | Reward | Completion | Group
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+_decoder: msgspec.msgpack.Decoder[Record | list[Record]] = msgspec.msgpack.Decoder(Record | list[Record])
+_each: msgspec.msgpack.Decoder[list[msgspec.Raw]] = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 def encode(record: Record) -> bytes:
     return _encoder.encode(record)
 
 
-def decode(payload: bytes) -> Record:
-    """Raises `msgspec.ValidationError` or `msgspec.DecodeError` for what is no record."""
-    return _decoder.decode(payload)
+def array(encoded: Sequence[bytes]) -> bytes:
+    """Encoded records as one msgpack array of them."""
+    count = len(encoded)
+    head = bytes([0x90 | count]) if count < 16 else b"\xdd" + count.to_bytes(4, "big")
+    return head + b"".join(encoded)
+
+
+def decode(payload: bytes | memoryview) -> Sequence[Record | None]:
+    """The records of a payload, one or an array of some; None for one that is none, or of another version's kind."""
+    try:
+        found = _decoder.decode(payload)
+    except msgspec.DecodeError:
+        return _decode_each(payload)
+    return found if isinstance(found, list) else [found]
+
+
+def _decode_each(payload: bytes | memoryview) -> list[Record | None]:
+    try:
+        parts = _each.decode(payload)
+    except msgspec.DecodeError:
+        return [None]
+    return [record for part in parts for record in decode(memoryview(part))]

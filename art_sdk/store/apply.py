@@ -39,7 +39,7 @@ from ..capture.records import Completion, Content, Group, Record, Reward, SpanEn
 from ..settings import Settings
 from . import tables as t
 from .queue import join_derived_groups, note_versions, refresh_groups
-from .reading import chunks, pack, pack_content, parts
+from .reading import chunks, pack, pack_contents, parts
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,15 @@ def insert_records(connection: Connection, records: Iterable[Record], *, journal
     over = {(end.trajectory_id, end.span_id): end for end in ends}  # an end carries all that its start does
     last = list(over.values())  # one statement may not write a row twice
     contents: list[Content] = by_kind.get(Content, [])
-    _write(connection, t.contents, ("hash", "data"), [(c.hash, pack_content(c.data)) for c in contents], ())
+    packed = pack_contents({content.hash: content.data for content in contents})
+    _write(connection, t.contents, ("hash", "data"), packed, ())
     held = {(c.trajectory_id, c.hash) for c in contents if c.trajectory_id is not None}
-    _write(connection, t.holdings, ("trajectory_id", "hash"), sorted(held), ())
+    by_hash = sorted(held, key=itemgetter(1))  # as the larger of the table's two trees has them
+    _write(connection, t.holdings, ("trajectory_id", "hash"), by_hash, ())
     insert_new(connection, t.groups, [_announced(group, settings) for group in by_kind.get(Group, ())])
-    insert_new(connection, t.trajectories, [_trajectory(s, journal) for s in starts if s.parent_id is None])
-    begun_spans = _one_each([_span(start) for start in starts if (start.trajectory_id, start.span_id) not in over])
-    _write(connection, t.spans, _SPAN, begun_spans, ("attributes",), _more_of_an_open_span)
+    open_ = [start for start in starts if (start.trajectory_id, start.span_id) not in over]
+    insert_new(connection, t.trajectories, [_trajectory(s, journal) for s in open_ if s.parent_id is None])
+    _write(connection, t.spans, _SPAN, _one_each(map(_span, open_)), ("attributes",), _more_of_an_open_span)
     upsert(connection, t.trajectories, [_trajectory(e, journal) for e in last if e.parent_id is None], _ENDING)
     _write(connection, t.spans, _SPAN, [_span(end) for end in last], _SPAN_ENDING)
     insert_new(connection, t.rewards, [msgspec.structs.asdict(reward) for reward in rewards])
@@ -173,7 +175,7 @@ def _trajectory(root: SpanStart | SpanEnd, journal: str) -> dict[str, Any]:
     return columns | {"details": {key: value for key, value in a.items() if not key.startswith("gen_ai.")}}
 
 
-def _one_each(begun: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def _one_each(begun: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Of the starts of one span the one that tells most, as `_more_of_an_open_span` has it."""
     found: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     for span in begun:
@@ -271,16 +273,19 @@ def _write(
     """
     if not rows:
         return
+    if connection.dialect.name == "postgresql":
+        key = itemgetter(*(columns.index(column.name) for column in table.primary_key))
+        rows = sorted(rows, key=key)  # in one order, or two writers would wait for each other
+        statement = _from_arrays(table, columns, overwrite, when)
+        is_bytes = [isinstance(table.c[name].type, LargeBinary) for name in columns]
+        for some in parts(rows, _ROWS_AT_ONCE[0]):
+            arrays = zip(is_bytes, zip(*some, strict=True), strict=True)
+            given = tuple(list(array) if binary else _json(array).decode() for binary, array in arrays)
+            connection.exec_driver_sql(statement, given)
+        return
     for index, name in enumerate(columns):
         if isinstance(table.c[name].type, JSON):
             rows = [(*row[:index], _json(row[index]).decode(), *row[index + 1 :]) for row in rows]
-    key = itemgetter(*(columns.index(column.name) for column in table.primary_key))
-    if connection.dialect.name == "postgresql":
-        rows = sorted(rows, key=key)  # in one order, or two writers would wait for each other
-        statement = _from_arrays(table, columns, overwrite, when)
-        for some in parts(rows, _ROWS_AT_ONCE[0]):
-            connection.exec_driver_sql(statement, tuple(map(list, zip(*some, strict=True))))
-        return
     begin, marks, end = _of_many_rows(table, columns, overwrite, when)
     at = 0
     for size in _ROWS_AT_ONCE:
@@ -298,8 +303,8 @@ _MOST_PARAMETERS = 32_766
 """SQLite's bound for one statement."""
 
 _json = msgspec.json.Encoder().encode
-_ARRAYS = {Text: "text", String: "text", JSON: "text", BigInteger: "int8", Integer: "int4"}
-_ARRAYS |= {Float: "float8", Boolean: "bool", LargeBinary: "bytea"}
+_KINDS = {Text: "text", String: "text", JSON: "json", BigInteger: "int8", Integer: "int4"}
+_KINDS |= {Float: "float8", Boolean: "bool", LargeBinary: "bytea"}
 
 
 @lru_cache(maxsize=64)
@@ -314,13 +319,14 @@ def _of_many_rows(
 
 @lru_cache(maxsize=64)
 def _from_arrays(table: Table, columns: tuple[str, ...], overwrite: tuple[str, ...], when: Any) -> str:
-    """Postgres's statement, which takes an array for each column: the same one however many rows there are."""
+    """Postgres's statement, which takes an array for each column: the same one however many rows there are. The arrays
+    are JSON, which is written faster than the driver's; bytes go as they are, for written out they would be longer."""
     names = ", ".join(f'"{name}"' for name in columns)
-    shown = ", ".join(f'"{n}"::json' if isinstance(table.c[n].type, JSON) else f'"{n}"' for n in columns)
-    kinds = [_ARRAYS[type(table.c[name].type)] for name in columns]
-    # Bytes go as they are: written out they would be more than twice as long.
-    arrays = ", ".join(f"{'%b' if kind == 'bytea' else '%s'}::{kind}[]" for kind in kinds)
-    rows = f"SELECT {shown} FROM unnest({arrays}) AS given ({names})"
+    kinds = {name: _KINDS[type(table.c[name].type)] for name in columns}
+    arrays = {"bytea": "unnest(%b::bytea[])", "json": "json_array_elements(%s::json)"}
+    given = ", ".join(arrays.get(kind, "json_array_elements_text(%s::json)") for kind in kinds.values())
+    shown = ", ".join(f'"{name}"::{kind}' for name, kind in kinds.items())
+    rows = f"SELECT {shown} FROM ROWS FROM ({given}) AS given ({names})"
     return f'INSERT INTO "{table.name}" ({names}) {rows}{_on_conflict(postgresql, table, overwrite, when)}'
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -292,18 +292,24 @@ class _Packer(threading.local):
     """A compressor may be used by one thread at a time."""
 
     def __init__(self) -> None:
-        self.compress = zstandard.ZstdCompressor(level=1).compress
+        self.compress = zstandard.ZstdCompressor(level=1).multi_compress_to_buffer
 
 
 _packer = _Packer()
 
 
-def pack_content(data: bytes) -> bytes:
-    """JSON as the store keeps it: compressed where that is shorter. What is packed already stays as it is."""
-    if len(data) < _WORTH_PACKING or data.startswith(_ZSTANDARD):
-        return data
-    packed = _packer.compress(data)
-    return packed if len(packed) < len(data) else data
+def pack_contents(contents: Mapping[str, bytes]) -> list[tuple[str, bytes]]:
+    """JSON by its hash, as the store keeps it: compressed where that is shorter. What is packed already stays as it is.
+    All at once: Python's lock is free meanwhile."""
+    found = dict(contents)
+    long = [hash_ for hash_, data in found.items() if len(data) >= _WORTH_PACKING and not data.startswith(_ZSTANDARD)]
+    if long:
+        packed = _packer.compress([found[hash_] for hash_ in long])
+        for index, hash_ in enumerate(long):
+            segment = packed[index]
+            if len(segment) < len(found[hash_]):
+                found[hash_] = segment.tobytes()
+    return list(found.items())
 
 
 def unpack_content(data: bytes) -> bytes:

@@ -25,7 +25,7 @@ from . import tables as t
 from .apply import CONTENT_LOCK, insert_new
 from .chat import to_openai_tool
 from .database import Database
-from .reading import Trajectory, pack_content, parts, unpack_content
+from .reading import Trajectory, pack_contents, parts, unpack_content
 
 _AT_ONCE = 200
 _FORMAT = 1
@@ -446,7 +446,7 @@ def _import(connection: Connection, wholes: Sequence[Whole]) -> Imported:
     groups = {whole.group["id"]: {**whole.group, "status": "ready", "check_at": None} for whole in new if whole.group}
     insert_new(connection, t.groups, list(groups.values()))
     contents = {each: bytes(data) for whole in new for each, data in whole.contents.items()}
-    insert_new(connection, t.contents, [{"hash": each, "data": pack_content(data)} for each, data in contents.items()])
+    insert_new(connection, t.contents, [{"hash": h, "data": data} for h, data in pack_contents(contents)])
     holdings = [(whole.trajectory["id"], each) for whole in new for each in whole.contents]
     insert_new(connection, t.holdings, [{"trajectory_id": owner, "hash": each} for owner, each in holdings])
     insert_new(connection, t.trajectories, [_ended(whole.trajectory) for whole in new])

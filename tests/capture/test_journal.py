@@ -64,15 +64,17 @@ def read(data: bytes) -> list[Record | None]:
 @settings(max_examples=50, deadline=None)
 @given(records)
 def test_a_record_survives_encoding(record: Record) -> None:
-    assert decode(encode(record)) == record
+    assert decode(encode(record)) == [record]
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(records, max_size=6))
-def test_records_come_back_in_order_with_their_offsets(written: list[Record]) -> None:
-    found = list(read_frames(b"".join(map(frame, written))))
-    assert [record for _, record in found] == written
-    assert [end for end, _ in found] == [sum(len(frame(r)) for r in written[: n + 1]) for n in range(len(written))]
+@given(st.lists(st.lists(records, min_size=1, max_size=20), max_size=6))
+def test_records_come_back_in_order_with_the_offsets_of_their_frames(written: list[list[Record]]) -> None:
+    parts = [frame(*some) for some in written]
+    found = list(read_frames(b"".join(parts)))
+    assert [record for _, record in found] == [record for some in written for record in some]
+    ends = [sum(map(len, parts[: n + 1])) for n in range(len(parts))]
+    assert [end for end, _ in found] == [end for end, some in zip(ends, written, strict=True) for _ in some]
 
 
 @settings(max_examples=60, deadline=None)
@@ -119,6 +121,19 @@ def test_a_record_of_an_unknown_kind_is_skipped() -> None:
 
     (known,) = frames(1)
     assert read(frame(Later(1)) + known) == [None, reward(1)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [15, 16, 300])
+def test_of_many_in_a_frame_the_unknown_one_alone_is_skipped(count: int) -> None:
+    import msgspec
+
+    class Later(msgspec.Struct, tag="later"):
+        x: int
+
+    written: list[Any] = [reward(number) for number in range(count)]
+    written[7] = Later(1)
+    expected = [None if number == 7 else reward(number) for number in range(count)]
+    assert read(frame(*written)) == expected
 
 
 def test_the_magic_inside_a_payload_is_no_frame() -> None:
