@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import TrainingError
 from .options import LoraOptions
@@ -26,11 +27,13 @@ def load_policy(
     *,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    checkpointing: bool = False,
 ) -> PeftModel:
     """`base_model` (a folder or a hub id) with a new adapter, or with the weights in folder `adapter`.
 
     A new adapter changes nothing until it is trained (B is zero); `seed` fixes its A. Adapter weights
-    are float32 whatever `dtype` the frozen base has. Goes to the GPU if there is one. A folder is
+    are float32 whatever `dtype` the frozen base has. With `checkpointing` the backward pass computes each layer's
+    activations again. Goes to the GPU if there is one. A folder is
     read without the network. Raises `TrainingError` for a model or an adapter that can't be loaded.
     """
     base = _load_base(base_model, dtype)
@@ -42,6 +45,8 @@ def load_policy(
     if adapter is not None:
         _load_adapter(model, lora, adapter)
     model.eval()
+    if checkpointing:
+        _recompute_layers(base, base_model)
     _check_head(model, base_model)
     return model
 
@@ -111,6 +116,18 @@ def _unserved(base: PreTrainedModel) -> set[str]:
     if any(".experts." in name for name, _ in base.named_parameters()):
         names |= {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
     return names
+
+
+def _recompute_layers(base: PreTrainedModel, base_model: str) -> None:
+    """transformers does it only for layers in training mode. A layer is put into that alone, without what is in it:
+    its dropout stays off."""
+    try:
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+    except ValueError as error:
+        raise TrainingError(f"base model {base_model!r} can't be trained with checkpointing: {error}") from error
+    for module in base.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True
 
 
 def _load_adapter(model: PeftModel, lora: LoraOptions, adapter: Path) -> None:

@@ -152,6 +152,10 @@ class TrainingOptions(BaseModel):
     `layout` says. Bounds memory, changes no result. A call that is longer goes alone. A model of 135M
     parameters holds about 3.5 MB of activations for each; on a CPU more than 500 are no faster."""
 
+    checkpointing: bool = False
+    """Keep only what enters each layer, and compute the rest again in the backward pass: about a quarter slower, for a
+    fraction of the memory. Changes no result."""
+
     layout: Literal["auto", "forest", "padded"] = "auto"
     """`forest` computes what calls have in common once; `padded` computes every call by itself. They
     give the same result. `auto` is `forest` for models that can take it, else `padded`, and the log

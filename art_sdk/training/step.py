@@ -100,7 +100,9 @@ class Trainer:
         self.version = saved.version if saved else 0
         self._memory: dict[str, float] = saved.memory if saved else {}
         self._given = given
-        self.model: PeftModel = load_policy(base_model, lora, resume, seed=options.seed)
+        self.model: PeftModel = load_policy(
+            base_model, lora, resume, seed=options.seed, checkpointing=options.checkpointing
+        )
         self._batches = self._choose_layout()
         self._parameters = [weight for weight in self.model.parameters() if weight.requires_grad]
         self._optimizer = torch.optim.AdamW(

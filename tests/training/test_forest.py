@@ -23,10 +23,11 @@ from transformers import (
 from art_sdk.errors import TrainingError
 from art_sdk.store.batch import ClaimedGroup
 from art_sdk.training.batch import MicroBatch
-from art_sdk.training.forest import forest_batches, unique_tokens
+from art_sdk.training.forest import forest_batches, obstacle, unique_tokens
 from art_sdk.training.options import LoraOptions, TrainingOptions
 from art_sdk.training.step import Trainer
 from art_sdk.training.tokens import Call
+from examples.tiny_model import tiny_model
 
 from .build import VOCABULARY, completion, group, member
 
@@ -239,3 +240,15 @@ def test_a_model_that_cannot_take_a_forest_row_is_trained_on_padded_rows_and_the
     _assert_same_step(automatic, _stepped(base_model, groups, layout="padded"))
     with pytest.raises(TrainingError, match=reason):
         Trainer(base_model, LoraOptions(rank=8), TrainingOptions(layout="forest"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rounding_is_no_obstacle(threads: int) -> None:
+    """Sums in another order moved the log-probabilities of a real model by 4e-4 here."""
+    torch.set_num_threads(threads)
+    try:
+        trainer = Trainer(str(tiny_model()), LoraOptions(rank=8), TrainingOptions(layout="forest"))
+        assert obstacle(trainer.model) is None
+    finally:
+        torch.set_num_threads(1)
