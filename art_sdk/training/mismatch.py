@@ -15,15 +15,12 @@ advantage whose tokens the sampler found likelier by more than δ nats on averag
 """
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from .losses.tensors import mean_by_call
+from .losses.tensors import Ratio, clamped, mean_by_call
 from .options import TrainingOptions
-
-_MAX_LOG = 20.0
 
 
 def weights(
@@ -31,11 +28,11 @@ def weights(
     advantages_T: Tensor,
     calls_T: Tensor,
     options: TrainingOptions,
-    ratio: Literal["absent", "bounded", "unbounded"],
+    ratio: Ratio,
 ) -> Tensor:
     """The weight of each token's loss, float32 [T], detached. `ratio`: how the loss itself has ρ, if it has."""
     raw_T = log_rho_T.detach()
-    log_T = raw_T.clamp(-_MAX_LOG, _MAX_LOG)
+    log_T = clamped(raw_T)
     rho_T = log_T.exp()
     weights_T = rho_T if ratio == "absent" else torch.ones_like(rho_T)
     if options.correction == "truncate" and ratio != "bounded":

@@ -16,11 +16,11 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
 from peft import PeftModel
@@ -36,6 +36,7 @@ from .checkpoints import ProbeSequence, TrainerState, read_state, restore, save_
 from .forest import forest_batches, obstacle, unique_tokens
 from .kl import with_weights
 from .losses import LOSSES
+from .losses.tensors import clamped
 from .model import adapter_weights, load_policy
 from .objective import Objective, Scores, Terms, joined
 from .options import LoraOptions, TrainingOptions
@@ -45,8 +46,6 @@ _logger = logging.getLogger("art_sdk.training")
 
 _PROBE_SEQUENCES = 4
 _PROBE_TOKENS = 512
-
-_Item = TypeVar("_Item")
 
 _Layout = Callable[[Sequence[Call], int, torch.device], Iterator[MicroBatch]]
 
@@ -123,10 +122,11 @@ class Trainer:
         selection = select(groups, current_version=self.version, options=self.options)
         estimate = self._advantage(selection.groups, self.options, _part(self._memory, "advantage"))
         memory = self._memory | _named("advantage", estimate.memory)
-        differing, flat = _split(selection.groups, lambda group: _differs(group, estimate))
+        differing = [group for group in selection.groups if _differs(group, estimate)]
+        flat = [c for group in selection.groups if not _differs(group, estimate) for c in group]
         left_out = (
             *selection.left_out,
-            *(Outcome(c.trajectory_id, tokens=0, reason=Reason.ZERO_VARIANCE) for group in flat for c in group),
+            *(Outcome(candidate.trajectory_id, tokens=0, reason=Reason.ZERO_VARIANCE) for candidate in flat),
         )
         if not differing:
             self._memory = memory  # no version holds it; but a baseline begins with what could not be compared
@@ -325,14 +325,6 @@ def _differs(group: Sequence[Candidate], estimate: Estimate) -> bool:
     return any(any(estimate.advantages[candidate.trajectory_id]) for candidate in group)
 
 
-def _split(items: Iterable[_Item], holds: Callable[[_Item], bool]) -> tuple[list[_Item], list[_Item]]:
-    """Those for which it holds, and the others."""
-    found: tuple[list[_Item], list[_Item]] = ([], [])
-    for item in items:
-        found[not holds(item)].append(item)
-    return found
-
-
 def _part(memory: Mapping[str, float], name: str) -> dict[str, float]:
     """What `name` keeps in the trainer's memory."""
     prefix = f"{name}/"
@@ -392,7 +384,7 @@ def claim_metrics(groups: Sequence[ClaimedGroup], left_out: Sequence[Outcome]) -
 
 
 def _token_metrics(terms: Terms) -> dict[str, float]:
-    log_ratios_T = terms.log_ratios.clamp(-20, 20)
+    log_ratios_T = clamped(terms.log_ratios)
     ratios_T = log_ratios_T.exp()
     return {
         "loss": float(terms.losses.sum()),

@@ -1,4 +1,4 @@
-"""PPO's clipped surrogate, which GRPO, DAPO, Dr. GRPO and GSPO share.
+"""PPO's clipped surrogate, which GRPO, DAPO, Dr. GRPO and GSPO share; the first three differ by their divisor alone.
 
     J_t = min(r A, clip(r, 1 - ε_low, 1 + ε_high) A)         and with dual clip, for A < 0:
     J_t = max(J_t, c A)
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..options import TrainingOptions
-from .tensors import LossOutputs
+from .tensors import LossInputs, LossOutputs
 
 
 def clipped_surrogate(log_ratios_T: Tensor, advantages_T: Tensor, options: TrainingOptions) -> LossOutputs:
@@ -25,3 +25,8 @@ def clipped_surrogate(log_ratios_T: Tensor, advantages_T: Tensor, options: Train
         objective = torch.where(bounded, options.dual_clip * advantages_T, objective)
         clipped = clipped | bounded
     return LossOutputs(losses=-objective, ratios=ratios.detach(), clipped=clipped)
+
+
+def clip_each_token(inputs: LossInputs, options: TrainingOptions) -> LossOutputs:
+    """The surrogate with each token's own ratio."""
+    return clipped_surrogate(inputs.log_ratios, inputs.advantages, options)

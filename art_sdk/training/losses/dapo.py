@@ -5,13 +5,7 @@ tokens of all trajectories is divided by their number, so that a long answer's t
 Its bounds are 0.2 and 0.28, and it has no KL term.
 """
 
-from ..options import TrainingOptions
-from .clip import clipped_surrogate
-from .tensors import Loss, LossInputs, LossOutputs
+from .clip import clip_each_token
+from .tensors import Loss
 
-
-def _per_token(inputs: LossInputs, options: TrainingOptions) -> LossOutputs:
-    return clipped_surrogate(inputs.log_ratios, inputs.advantages, options)
-
-
-dapo = Loss(_per_token, normalised_by="tokens", ratio="unbounded")
+dapo = Loss(clip_each_token, normalised_by="tokens", ratio="unbounded")

@@ -4,13 +4,7 @@
 weighs in, which takes GRPO's length bias away. Meant with advantages that aren't divided by the standard deviation.
 """
 
-from ..options import TrainingOptions
-from .clip import clipped_surrogate
-from .tensors import Loss, LossInputs, LossOutputs
+from .clip import clip_each_token
+from .tensors import Loss
 
-
-def _per_token(inputs: LossInputs, options: TrainingOptions) -> LossOutputs:
-    return clipped_surrogate(inputs.log_ratios, inputs.advantages, options)
-
-
-dr_grpo = Loss(_per_token, normalised_by="constant", ratio="unbounded")
+dr_grpo = Loss(clip_each_token, normalised_by="constant", ratio="unbounded")

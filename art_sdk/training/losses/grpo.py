@@ -4,13 +4,7 @@
 token of a long trajectory counts for less, and so mistakes at length are punished less: see `dapo` and `dr_grpo`.
 """
 
-from ..options import TrainingOptions
-from .clip import clipped_surrogate
-from .tensors import Loss, LossInputs, LossOutputs
+from .clip import clip_each_token
+from .tensors import Loss
 
-
-def _per_token(inputs: LossInputs, options: TrainingOptions) -> LossOutputs:
-    return clipped_surrogate(inputs.log_ratios, inputs.advantages, options)
-
-
-grpo = Loss(_per_token, normalised_by="trajectories", ratio="unbounded")
+grpo = Loss(clip_each_token, normalised_by="trajectories", ratio="unbounded")

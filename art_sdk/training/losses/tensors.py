@@ -9,8 +9,15 @@ from torch import Tensor
 
 from ..options import TrainingOptions
 
-# e^20 is far beyond every clip, and the sampler's -9999 for an impossible token would be infinite.
-_MAX_LOG_RATIO = 20.0
+Ratio = Literal["absent", "bounded", "unbounded"]
+"""Whether the gradient of a loss holds the ratio π_θ/π_old, and whether something cuts it from above for every
+advantage. What the loss doesn't do, the mismatch's weight has to."""
+
+
+def clamped(log_ratios: Tensor) -> Tensor:
+    """At most 20 either way: e^20 is far beyond every clip, and the sampler's -9999 for an impossible token would be
+    infinite."""
+    return log_ratios.clamp(-20.0, 20.0)
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class LossInputs:
     @property
     def log_ratios(self) -> Tensor:
         """log r_t = log π_θ - log π_old, with gradient, at most 20 either way."""
-        return (self.logprobs - self.old_logprobs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+        return clamped(self.logprobs - self.old_logprobs)
 
 
 @dataclass(frozen=True)
@@ -52,9 +59,7 @@ class Loss:
     normalised_by: Literal["tokens", "trajectories", "constant"]
     """`tokens`: the trained tokens of the step. `trajectories`: each trajectory's tokens, then the number of
     trajectories. `constant`: trajectories times `constant_length`, so that no length counts."""
-    ratio: Literal["absent", "bounded", "unbounded"]
-    """Whether the gradient of `per_token` holds the ratio π_θ/π_old, and whether something cuts it from above for every
-    advantage. What the loss doesn't do, the mismatch's weight has to."""
+    ratio: Ratio
 
 
 def mean_by_call(values_T: Tensor, calls_T: Tensor) -> Tensor:
