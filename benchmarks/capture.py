@@ -83,7 +83,7 @@ class Bench:
             if self.only and peer not in self.only:
                 continue
             try:
-                self.interpreters[peer] = str(interpreter(peer))
+                self.interpreters[peer] = str(interpreter(peer, PEERS[peer]))
             except CannotInstall as error:
                 self.skipped[peer] = str(error)
 

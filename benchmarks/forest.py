@@ -87,7 +87,9 @@ def make_groups() -> list[ClaimedGroup]:
     return groups
 
 
-def completion(trajectory_id: str, call: int, prompt_ids: list[int], token_ids: list[int]) -> Completion:
+def completion(
+    trajectory_id: str, call: int, prompt_ids: list[int], token_ids: list[int], logprobs: list[float] | None = None
+) -> Completion:
     return Completion(
         response_id=f"{trajectory_id}-{call}",
         choice=0,
@@ -95,7 +97,7 @@ def completion(trajectory_id: str, call: int, prompt_ids: list[int], token_ids: 
         version=0,
         prompt_ids=prompt_ids,
         token_ids=token_ids,
-        logprobs=[-10.0] * len(token_ids),
+        logprobs=logprobs or [-10.0] * len(token_ids),
         sampling={},
         finish_reason="stop",
         created_at=call,

@@ -8,7 +8,7 @@ step are compared, so that the speeds are of the same mathematics. Time to a hel
 Generation is left out: the rollouts are given (`train_peers/rollouts.py`). TRL takes an agent's trajectory as one row
 with tool tokens masked, or each call as a row; both are measured, and the faster counts. Its rows in a forward pass are
 the fastest of those tried; ours are the defaults. It runs in a virtual environment of its own
-(`train_peers/environment.py`), each measurement in a process of its own, one after another. TRL's output head scores
+(`capture_peers/environments.py`), each measurement in a process of its own, one after another. TRL's output head scores
 every position where there is no Triton, prompts too: on a GPU that part of the difference would be gone.
 
 Memory is compared in two ways, each like with like: as both are by default in this benchmark, with all activations
@@ -33,10 +33,13 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from benchmarks.capture_peers.environments import CannotInstall
-from benchmarks.train_peers.environment import TRL, interpreter
+from benchmarks.capture_peers.environments import CannotInstall, interpreter
 from benchmarks.train_peers.rollouts import Shape
 from examples.tiny_model import tiny_model
+
+TRL = "1.16.0"
+TRL_PACKAGES = [f"trl=={TRL}", "datasets==5.2.0", "multiprocess==0.70.19", "pandas==3.1.1"]
+"""TRL and what it alone needs."""
 
 ROOT = Path(__file__).resolve().parent.parent
 THREADS = os.cpu_count() or 1
@@ -142,7 +145,7 @@ def main() -> None:
     given = parser.parse_args()
     sizes = QUICK if given.quick else Sizes.of(given.groups, given.repeats)
     try:
-        trl = interpreter()
+        trl = interpreter("trl", TRL_PACKAGES)
     except CannotInstall as error:
         sys.exit(f"TRL can't be installed: {error}")
     with tempfile.TemporaryDirectory(prefix="art-bench-") as folder:

@@ -1,6 +1,6 @@
 """A virtual environment for each peer, made once and used again.
 
-It holds the peer's own packages, pinned; all else (LangChain, LangGraph, openai, the OpenTelemetry SDK) it borrows
+It holds the peer's own packages, pinned; all else (LangChain, openai, the OpenTelemetry SDK, torch) it borrows
 from the environment that runs the benchmark, so that every candidate is measured on the same versions.
 """
 
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "art-agent-sdk" / "bench"
@@ -52,9 +53,9 @@ class CannotInstall(Exception):
     """Says why a peer is skipped."""
 
 
-def interpreter(peer: str) -> Path:
+def interpreter(peer: str, packages: Sequence[str]) -> Path:
     """The Python of the peer's environment, which is made if need be. Raises `CannotInstall`."""
-    what = "\n".join([sys.version, sys.prefix, *PEERS[peer]])
+    what = "\n".join([sys.version, sys.prefix, *packages])
     folder = CACHE / f"{peer}-{hashlib.blake2b(what.encode(), digest_size=4).hexdigest()}"
     python = folder / "bin" / "python"
     if (folder / "ready").exists():
@@ -64,9 +65,9 @@ def interpreter(peer: str) -> Path:
     venv.create(folder, with_pip=False, symlinks=True)
     own = sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)})
     (Path(own) / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    if PEERS[peer]:
+    if packages:
         pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--retries=1"]
-        done = subprocess.run([*pip, *PEERS[peer]], check=False, capture_output=True, text=True)
+        done = subprocess.run([*pip, *packages], check=False, capture_output=True, text=True)
         if done.returncode != 0:
             errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
             raise CannotInstall((errors or done.stderr.splitlines() or ["pip failed"])[-1])

@@ -12,7 +12,6 @@ from peft.tuners.lora import Linear
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from art_sdk.capture.records import Completion
 from art_sdk.store.batch import ClaimedGroup, Member
 from art_sdk.training.batch import token_logprobs
 from art_sdk.training.forest import forest_batches
@@ -20,6 +19,7 @@ from art_sdk.training.model import backbone_and_head, load_policy
 from art_sdk.training.options import LoraOptions, TrainingOptions
 from art_sdk.training.step import Trainer
 from art_sdk.training.tokens import Call
+from benchmarks.forest import completion
 
 from .meter import Meter
 from .rollouts import Shape, Trajectory, trajectories
@@ -187,19 +187,7 @@ def claimed(runs: list[Trajectory], logprobs: dict[str, list[float]] | None = No
     members: dict[int, list[Member]] = {}
     for run in runs:
         completions = tuple(
-            Completion(
-                response_id=f"{run.identity}-{turn}",
-                choice=0,
-                policy="policy",
-                version=0,
-                prompt_ids=prompt,
-                token_ids=answer,
-                logprobs=logprobs[_key(run.identity, prompt)] if logprobs else [-10.0] * len(answer),
-                sampling={},
-                finish_reason="stop",
-                created_at=turn,
-                trajectory_id=run.identity,
-            )
+            completion(run.identity, turn, prompt, answer, logprobs[_key(run.identity, prompt)] if logprobs else None)
             for turn, (prompt, answer) in enumerate(run.calls)
         )
         member = Member(run.identity, "handle", "finished", run.reward, False, completions)
