@@ -54,7 +54,7 @@ with ThreadPoolExecutor(8) as pool:
 def spawn_up(home: Path, *extra: str) -> "subprocess.Popen[str]":
     command = [str(Path(sys.executable).parent / "art"), "up", "--base-model", str(tiny_model())]
     command += ["--policy", "order-desk", "--home", str(home), "--rank", "8", "--learning-rate", "1e-3"]
-    command += ["--groups-per-step", "2", "--batch-wait", "2", "--max-model-len", "256", *extra]
+    command += ["--groups-per-step", "2", "--batch-wait", "2", *extra]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -71,8 +71,8 @@ def read_exports(up: "subprocess.Popen[str]") -> dict[str, str]:
 
 
 @pytest.fixture
-def up(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
-    process = spawn_up(tmp_path / "backend")
+def up(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator["subprocess.Popen[str]"]:
+    process = spawn_up(tmp_path / "backend", "--max-model-len", getattr(request, "param", "256"))
     yield process
     if process.poll() is None:
         process.kill()
@@ -159,6 +159,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in output
 
 
+@pytest.mark.parametrize("up", ["2048"], indirect=True)  # room for an answer that is longer than the grace
 def test_ctrl_c_ends_everything_with_a_stream_under_way(up: "subprocess.Popen[str]", tmp_path: Path) -> None:
     variables = read_exports(up)
     processes = psutil.Process(up.pid).children(recursive=True)
@@ -168,7 +169,7 @@ def test_ctrl_c_ends_everything_with_a_stream_under_way(up: "subprocess.Popen[st
     stream = client.chat.completions.create(
         model="order-desk",
         messages=[{"role": "user", "content": "Count from one to a thousand."}],
-        max_tokens=200,
+        max_tokens=1900,
         stream=True,
         extra_body={"ignore_eos": True},
     )
