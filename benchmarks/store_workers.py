@@ -10,10 +10,12 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from art_sdk.capture.journal import Journal
 from art_sdk.settings import Settings
 from art_sdk.store import steps
+from art_sdk.store.apply import Rows
 from art_sdk.store.batch import Outcome
 from art_sdk.store.database import Database
 from art_sdk.store.queue import LeaseLost, claim
@@ -42,9 +44,9 @@ def write(url: str, home: Path) -> float:
     waits = [0.0]
     transaction = writer._transaction
 
-    def timed(*arguments: object) -> None:
+    def timed(rows: Rows, row: dict[str, Any] | None) -> None:
         started = time.perf_counter()
-        transaction(*arguments)  # type: ignore[arg-type]
+        transaction(rows, row)
         waits.append(time.perf_counter() - started)
 
     writer._transaction = timed  # type: ignore[method-assign]

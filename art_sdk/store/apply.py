@@ -60,10 +60,28 @@ CONTENT_LOCK = 7310839
 """Shared by who writes content and what refers to it, alone for who deletes content: Postgres's advisory lock."""
 
 
-def insert_records(connection: Connection, records: Iterable[Record], *, journal: str, settings: Settings) -> Touched:
-    """The rows that are the records' own. Where others write at the same time, commit before `derive`."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(text(f"SELECT pg_advisory_xact_lock_shared({CONTENT_LOCK})"))
+@dataclass(frozen=True)
+class Rows:
+    """What records say, as the tables have it."""
+
+    contents: list[tuple[Any, ...]]
+    holdings: list[tuple[Any, ...]]
+    groups: list[dict[str, Any]]
+    begun: list[dict[str, Any]]
+    """Trajectories that have begun and not ended, of which we know."""
+    open: list[tuple[Any, ...]]
+    """Spans of that kind."""
+    ended: list[dict[str, Any]]
+    """Trajectories."""
+    spans: list[tuple[Any, ...]]
+    rewards: list[dict[str, Any]]
+    completions: list[dict[str, Any]]
+    touched: Touched
+
+
+def make_rows(records: Iterable[Record], *, journal: str, settings: Settings) -> Rows:
+    """All that can be done before the store is asked. Raises `TypeError` or `ValueError` at a record that no column
+    can hold."""
     by_kind: dict[type, list[Any]] = {}
     for record in records:
         by_kind.setdefault(type(record), []).append(record)
@@ -71,38 +89,54 @@ def insert_records(connection: Connection, records: Iterable[Record], *, journal
     ends: list[SpanEnd] = by_kind.get(SpanEnd, [])
     rewards: list[Reward] = by_kind.get(Reward, [])
     completions: list[Completion] = by_kind.get(Completion, [])
+    contents: list[Content] = by_kind.get(Content, [])
 
     over = {(end.trajectory_id, end.span_id): end for end in ends}  # an end carries all that its start does
     last = list(over.values())  # one statement may not write a row twice
-    contents: list[Content] = by_kind.get(Content, [])
-    packed = pack_contents({content.hash: content.data for content in contents})
-    _write(connection, t.contents, ("hash", "data"), packed, ())
-    held = {(c.trajectory_id, c.hash) for c in contents if c.trajectory_id is not None}
-    by_hash = sorted(held, key=itemgetter(1))  # as the larger of the table's two trees has them
-    _write(connection, t.holdings, ("trajectory_id", "hash"), by_hash, ())
-    insert_new(connection, t.groups, [_announced(group, settings) for group in by_kind.get(Group, ())])
     open_ = [start for start in starts if (start.trajectory_id, start.span_id) not in over]
-    insert_new(connection, t.trajectories, [_trajectory(s, journal) for s in open_ if s.parent_id is None])
-    _write(connection, t.spans, _SPAN, _one_each(map(_span, open_)), ("attributes",), _more_of_an_open_span)
-    upsert(connection, t.trajectories, [_trajectory(e, journal) for e in last if e.parent_id is None], _ENDING)
-    _write(connection, t.spans, _SPAN, [_span(end) for end in last], _SPAN_ENDING)
-    insert_new(connection, t.rewards, [msgspec.structs.asdict(reward) for reward in rewards])
-    insert_new(connection, t.completions, [_completion(completion) for completion in completions])
+    held = {(c.trajectory_id, c.hash) for c in contents if c.trajectory_id is not None}
 
     roots = [end for end in ends if end.parent_id is None]
     ended = {end.trajectory_id for end in roots}
     begun = {start.trajectory_id for start in starts if start.parent_id is None}
     rewarded = {reward.trajectory_id for reward in rewards}
-    return Touched(
-        summed=rewarded | begun | ended,
-        settled=rewarded | ended | {c.trajectory_id for c in completions if c.trajectory_id},
-        tasks={
-            end.trajectory_id: end.attributes.get(names.TASK_KEY)
-            for end in roots
-            if names.GROUP_ID not in end.attributes and end.attributes.get(names.TRAIN, True)
-        },
-        announced={group.id for group in by_kind.get(Group, ())},
+    return Rows(
+        contents=pack_contents({content.hash: content.data for content in contents}),
+        holdings=sorted(held, key=itemgetter(1)),  # as the larger of the table's two trees has them
+        groups=[_announced(group, settings) for group in by_kind.get(Group, ())],
+        begun=[_trajectory(start, journal) for start in open_ if start.parent_id is None],
+        open=_one_each(map(_span, open_)),
+        ended=[_trajectory(end, journal) for end in last if end.parent_id is None],
+        spans=[_span(end) for end in last],
+        rewards=[msgspec.structs.asdict(reward) for reward in rewards],
+        completions=[_completion(completion) for completion in completions],
+        touched=Touched(
+            summed=rewarded | begun | ended,
+            settled=rewarded | ended | {c.trajectory_id for c in completions if c.trajectory_id},
+            tasks={
+                end.trajectory_id: end.attributes.get(names.TASK_KEY)
+                for end in roots
+                if names.GROUP_ID not in end.attributes and end.attributes.get(names.TRAIN, True)
+            },
+            announced={group.id for group in by_kind.get(Group, ())},
+        ),
     )
+
+
+def insert_rows(connection: Connection, rows: Rows) -> Touched:
+    """Where others write at the same time, commit before `derive`."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"SELECT pg_advisory_xact_lock_shared({CONTENT_LOCK})"))
+    _write(connection, t.contents, ("hash", "data"), rows.contents, ())
+    _write(connection, t.holdings, ("trajectory_id", "hash"), rows.holdings, ())
+    insert_new(connection, t.groups, rows.groups)
+    insert_new(connection, t.trajectories, rows.begun)
+    _write(connection, t.spans, _SPAN, rows.open, ("attributes",), _more_of_an_open_span)
+    upsert(connection, t.trajectories, rows.ended, _ENDING)
+    _write(connection, t.spans, _SPAN, rows.spans, _SPAN_ENDING)
+    insert_new(connection, t.rewards, rows.rewards)
+    insert_new(connection, t.completions, rows.completions)
+    return rows.touched
 
 
 def derive(connection: Connection, touched: Touched, settings: Settings, now: int) -> None:

@@ -10,9 +10,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, delete, select, update
 
@@ -23,11 +24,14 @@ from ..capture.records import Record
 from ..errors import StoreError
 from ..settings import Settings
 from . import tables as t
-from .apply import Touched, derive, insert_records, upsert
+from .apply import Rows, Touched, derive, insert_rows, make_rows, upsert
 from .database import Database, RecordsRefused
 from .queue import refresh_groups
 
 log = logging.getLogger("art_sdk.store")
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _READ_BYTES = 8 << 20
 _GATHER_SECONDS = 0.25
@@ -166,18 +170,39 @@ class Writer:
                 query = select(t.journals.c.position).where(t.journals.c.file == path.name)
                 position = connection.execute(query).scalar() or 0
         end = path.stat().st_size  # what comes meanwhile is the next batch's, or a busy agent would make each one small
-        for batch in _batches(path, position, end):
+        for batch in self._batches(path, position, end):
             if batch.corrupt:
                 log.error("journal %s: %d unreadable records were skipped", path, batch.corrupt)
                 self._unreadable += batch.corrupt
             row = {"file": path.name, "position": batch.position, "corrupt": batch.corrupt}
-            self._write(path, batch.records, row)
+            self._write(path, batch.records, row, batch.rows)
             self._positions[path.name] = batch.position
 
-    def _write(self, path: Path, records: list[Record], row: dict[str, Any] | None) -> None:
+    def _batches(self, path: Path, position: int, end: int) -> Iterator["_Batch"]:
+        """What is in a journal from `position` to its end. The next is read while the one before is written: the
+        drivers leave Python's lock free meanwhile."""
+        batch = self._read(path, position)
+        while batch is not None:
+            coming = _in_thread(self._read, path, batch.position) if batch.position < end else None
+            yield batch
+            batch = coming.result() if coming is not None else None
+
+    def _read(self, path: Path, position: int) -> "_Batch | None":
+        """The next part of a journal; None where no whole record follows."""
+        found = _read(path, position)
+        if found is None:
+            return None
+        records, corrupt, position = found
+        try:
+            rows = make_rows(records, journal=_owner(path), settings=self._settings)
+        except Exception:  # of one record: who writes them finds which
+            rows = None
+        return _Batch(records, rows, corrupt, position)
+
+    def _write(self, path: Path, records: list[Record], row: dict[str, Any] | None, rows: Rows | None = None) -> None:
         """Apply the records; one that the store can't take is skipped and stops no other."""
         try:
-            self._transaction(path, records, row)
+            self._transaction(rows or make_rows(records, journal=_owner(path), settings=self._settings), row)
         except Exception as error:
             if not records or not _is_records_fault(error):
                 raise
@@ -188,12 +213,12 @@ class Writer:
             else:
                 log.exception("journal %s: the store refused a %s; it is skipped", path, type(records[0]).__name__)
                 self._unreadable += 1
-                self._transaction(path, [], row)
+                self._write(path, [], row)
 
-    def _transaction(self, path: Path, records: list[Record], row: dict[str, Any] | None) -> None:
+    def _transaction(self, rows: Rows, row: dict[str, Any] | None) -> None:
         database = self._open()
         with database.write() as connection:
-            touched = insert_records(connection, records, journal=_owner(path), settings=self._settings)
+            touched = insert_rows(connection, rows)
             if database.one_writer:
                 self._derive(connection, touched, row)
         if not database.one_writer:
@@ -248,20 +273,15 @@ class Writer:
 
 class _Batch(NamedTuple):
     records: list[Record]
+    rows: Rows | None
+    """Of all the records; None where one of them can't be made a row."""
     corrupt: int
     position: int
     """Where in the journal it ends."""
 
 
-def _batches(path: Path, position: int, end: int) -> Iterator[_Batch]:
-    """What is in a journal from `position` to its end."""
-    while position < end and (batch := _read(path, position)) is not None:
-        yield batch
-        position = batch.position
-
-
-def _read(path: Path, position: int) -> _Batch | None:
-    """The records of the next part of a journal; None where no whole record follows."""
+def _read(path: Path, position: int) -> tuple[list[Record], int, int] | None:
+    """The records of the next part of a journal, how many were unreadable, and where it ends."""
     with path.open("rb") as file:
         file.seek(position)
         data = file.read(_READ_BYTES)
@@ -272,7 +292,23 @@ def _read(path: Path, position: int) -> _Batch | None:
     if not frames:
         return None
     records = [record for _, record in frames if record is not None]
-    return _Batch(records, len(frames) - len(records), position + frames[-1][0])
+    return records, len(frames) - len(records), position + frames[-1][0]
+
+
+def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+
+    try:
+        threading.Thread(target=run, name="art-reader", daemon=True).start()
+    except RuntimeError:  # the interpreter is ending and starts no more threads
+        run()
+    return future
 
 
 def _is_records_fault(error: Exception) -> bool:

@@ -65,14 +65,25 @@ def test_corrupt_records_are_skipped_and_counted_in_the_log(
     assert "1 unreadable records were skipped" in caplog.text
 
 
+@pytest.mark.parametrize("ending", [False, True], ids=["", "while the interpreter ends"])
 def test_a_journal_larger_than_one_read_is_drained_whole(
-    stored: Stored, home: Path, monkeypatch: pytest.MonkeyPatch
+    stored: Stored, home: Path, monkeypatch: pytest.MonkeyPatch, ending: bool
 ) -> None:
     monkeypatch.setattr("art_sdk.store.writer._READ_BYTES", 1000)
+    begin, refused = threading.Thread.start, []
+
+    def start(thread: threading.Thread) -> None:
+        if ending and thread.name == "art-reader":
+            refused.append(thread)
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
     big = end(99, note="x" * 5000)
     orphan(home, *map(end, range(1, 20)), big, *map(end, range(20, 40)))
     wake()
     assert len(list(stored().trajectories())) == 40
+    assert bool(refused) == ending
 
 
 def test_segments_are_drained_and_deleted_as_they_fill(
@@ -106,9 +117,11 @@ def test_a_segment_that_has_just_been_opened_is_drained_and_kept(stored: Stored,
     assert fresh.exists()
 
 
+@pytest.mark.parametrize("read_bytes", [1 << 20, 100], ids=["in one batch", "a batch for each"])
 def test_a_record_that_the_store_refuses_stops_no_other(
-    stored: Stored, home: Path, caplog: pytest.LogCaptureFixture
+    stored: Stored, home: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, read_bytes: int
 ) -> None:
+    monkeypatch.setattr("art_sdk.store.writer._READ_BYTES", read_bytes)
     poison: list[Record] = [
         Reward(identity(1), identity(1), None, "reward", 1.0, "code", 2**63),
         end(7, **{"art.metadata": "{no json"}),
