@@ -15,7 +15,7 @@ from typing import Any
 from art_sdk.capture.journal import Journal
 from art_sdk.settings import Settings
 from art_sdk.store import steps
-from art_sdk.store.apply import Rows
+from art_sdk.store.apply import Prepared
 from art_sdk.store.batch import Outcome
 from art_sdk.store.database import Database
 from art_sdk.store.queue import LeaseLost, claim
@@ -44,9 +44,9 @@ def write(url: str, home: Path) -> float:
     waits = [0.0]
     transaction = writer._transaction
 
-    def timed(rows: Rows, row: dict[str, Any] | None) -> None:
+    def timed(prepared: Prepared, row: dict[str, Any] | None) -> None:
         started = time.perf_counter()
-        transaction(rows, row)
+        transaction(prepared, row)
         waits.append(time.perf_counter() - started)
 
     writer._transaction = timed  # type: ignore[method-assign]

@@ -6,7 +6,7 @@ shorter one.
 """
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -41,6 +41,9 @@ from . import tables as t
 from .queue import join_derived_groups, note_versions, refresh_groups
 from .reading import chunks, pack, pack_contents, parts
 
+Statement = tuple[str, tuple[Any, ...]]
+"""SQL and the values for its marks."""
+
 
 @dataclass(frozen=True)
 class Touched:
@@ -61,27 +64,15 @@ CONTENT_LOCK = 7310839
 
 
 @dataclass(frozen=True)
-class Rows:
-    """What records say, as the tables have it."""
+class Prepared:
+    """Records as the driver takes them: all that can be done before the store is asked."""
 
-    contents: list[tuple[Any, ...]]
-    holdings: list[tuple[Any, ...]]
-    groups: list[dict[str, Any]]
-    begun: list[dict[str, Any]]
-    """Trajectories that have begun and not ended, of which we know."""
-    open: list[tuple[Any, ...]]
-    """Spans of that kind."""
-    ended: list[dict[str, Any]]
-    """Trajectories."""
-    spans: list[tuple[Any, ...]]
-    rewards: list[dict[str, Any]]
-    completions: list[dict[str, Any]]
+    statements: list[Statement]
     touched: Touched
 
 
-def make_rows(records: Iterable[Record], *, journal: str, settings: Settings) -> Rows:
-    """All that can be done before the store is asked. Raises `TypeError` or `ValueError` at a record that no column
-    can hold."""
+def prepare(records: Iterable[Record], *, dialect: str, journal: str, settings: Settings) -> Prepared:
+    """Raises `TypeError` or `ValueError` at a record that no row can hold."""
     by_kind: dict[type, list[Any]] = {}
     for record in records:
         by_kind.setdefault(type(record), []).append(record)
@@ -95,48 +86,44 @@ def make_rows(records: Iterable[Record], *, journal: str, settings: Settings) ->
     last = list(over.values())  # one statement may not write a row twice
     open_ = [start for start in starts if (start.trajectory_id, start.span_id) not in over]
     held = {(c.trajectory_id, c.hash) for c in contents if c.trajectory_id is not None}
+    by_hash = sorted(held, key=itemgetter(1))  # as the larger of the table's two trees has them
+    packed = pack_contents({content.hash: content.data for content in contents})
+    begun = [_trajectory(start, journal) for start in open_ if start.parent_id is None]
+    ended = [_trajectory(end, journal) for end in last if end.parent_id is None]
+    statements = [
+        _statements(dialect, t.contents, ("hash", "data"), packed),
+        _statements(dialect, t.holdings, ("trajectory_id", "hash"), by_hash),
+        _of_dicts(dialect, t.groups, [_announced(group, settings) for group in by_kind.get(Group, ())]),
+        _of_dicts(dialect, t.trajectories, begun),
+        _statements(dialect, t.spans, _SPAN, _one_each(map(_span, open_)), ("attributes",), _more_of_an_open_span),
+        _of_dicts(dialect, t.trajectories, ended, _ENDING),
+        _statements(dialect, t.spans, _SPAN, [_span(end) for end in last], _SPAN_ENDING),
+        _of_dicts(dialect, t.rewards, [msgspec.structs.asdict(reward) for reward in rewards]),
+        _of_dicts(dialect, t.completions, [_completion(completion) for completion in completions]),
+    ]
 
     roots = [end for end in ends if end.parent_id is None]
-    ended = {end.trajectory_id for end in roots}
-    begun = {start.trajectory_id for start in starts if start.parent_id is None}
+    over_now = {end.trajectory_id for end in roots}
     rewarded = {reward.trajectory_id for reward in rewards}
-    return Rows(
-        contents=pack_contents({content.hash: content.data for content in contents}),
-        holdings=sorted(held, key=itemgetter(1)),  # as the larger of the table's two trees has them
-        groups=[_announced(group, settings) for group in by_kind.get(Group, ())],
-        begun=[_trajectory(start, journal) for start in open_ if start.parent_id is None],
-        open=_one_each(map(_span, open_)),
-        ended=[_trajectory(end, journal) for end in last if end.parent_id is None],
-        spans=[_span(end) for end in last],
-        rewards=[msgspec.structs.asdict(reward) for reward in rewards],
-        completions=[_completion(completion) for completion in completions],
-        touched=Touched(
-            summed=rewarded | begun | ended,
-            settled=rewarded | ended | {c.trajectory_id for c in completions if c.trajectory_id},
-            tasks={
-                end.trajectory_id: end.attributes.get(names.TASK_KEY)
-                for end in roots
-                if names.GROUP_ID not in end.attributes and end.attributes.get(names.TRAIN, True)
-            },
-            announced={group.id for group in by_kind.get(Group, ())},
-        ),
+    touched = Touched(
+        summed=rewarded | over_now | {start.trajectory_id for start in starts if start.parent_id is None},
+        settled=rewarded | over_now | {c.trajectory_id for c in completions if c.trajectory_id},
+        tasks={
+            end.trajectory_id: end.attributes.get(names.TASK_KEY)
+            for end in roots
+            if names.GROUP_ID not in end.attributes and end.attributes.get(names.TRAIN, True)
+        },
+        announced={group.id for group in by_kind.get(Group, ())},
     )
+    return Prepared(list(chain.from_iterable(statements)), touched)
 
 
-def insert_rows(connection: Connection, rows: Rows) -> Touched:
-    """Where others write at the same time, commit before `derive`."""
+def insert(connection: Connection, prepared: Prepared) -> Touched:
+    """Write the rows that are the records' own. Where others write at the same time, commit before `derive`."""
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"SELECT pg_advisory_xact_lock_shared({CONTENT_LOCK})"))
-    _write(connection, t.contents, ("hash", "data"), rows.contents, ())
-    _write(connection, t.holdings, ("trajectory_id", "hash"), rows.holdings, ())
-    insert_new(connection, t.groups, rows.groups)
-    insert_new(connection, t.trajectories, rows.begun)
-    _write(connection, t.spans, _SPAN, rows.open, ("attributes",), _more_of_an_open_span)
-    upsert(connection, t.trajectories, rows.ended, _ENDING)
-    _write(connection, t.spans, _SPAN, rows.spans, _SPAN_ENDING)
-    insert_new(connection, t.rewards, rows.rewards)
-    insert_new(connection, t.completions, rows.completions)
-    return rows.touched
+    _execute(connection, prepared.statements)
+    return prepared.touched
 
 
 def derive(connection: Connection, touched: Touched, settings: Settings, now: int) -> None:
@@ -281,41 +268,47 @@ def _groups_of(connection: Connection, trajectory_ids: set[str]) -> set[str]:
 
 def insert_new(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
     """Insert the rows whose key is not there yet. All have the same columns."""
-    _write(connection, table, *_columns_and_rows(rows), ())
+    _execute(connection, _of_dicts(connection.dialect.name, table, rows))
 
 
 def upsert(connection: Connection, table: Table, rows: list[dict[str, Any]], overwrite: Sequence[str]) -> None:
     """Insert the rows; where the key is there, overwrite the columns named. All have the same columns."""
-    _write(connection, table, *_columns_and_rows(rows), tuple(overwrite))
+    _execute(connection, _of_dicts(connection.dialect.name, table, rows, tuple(overwrite)))
 
 
-def _columns_and_rows(rows: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+def _execute(connection: Connection, statements: Iterable[Statement]) -> None:
+    for statement, given in statements:
+        connection.exec_driver_sql(statement, given)
+
+
+def _of_dicts(
+    dialect: str, table: Table, rows: list[dict[str, Any]], overwrite: tuple[str, ...] = ()
+) -> Iterator[Statement]:
     columns = tuple(rows[0]) if rows else ()
-    return columns, [tuple(map(row.__getitem__, columns)) for row in rows]
+    return _statements(dialect, table, columns, [tuple(map(row.__getitem__, columns)) for row in rows], overwrite)
 
 
-def _write(
-    connection: Connection,
+def _statements(
+    dialect: str,
     table: Table,
     columns: tuple[str, ...],
     rows: list[tuple[Any, ...]],
-    overwrite: tuple[str, ...],
+    overwrite: tuple[str, ...] = (),
     when: Callable[[Any], ColumnElement[bool]] | None = None,
-) -> None:
+) -> Iterator[Statement]:
     """The rows go straight to the driver, many in a statement: the writer shares the agent's interpreter. SQLAlchemy's
     work on each value would be most of its time, and a statement for each row would ask for Python's lock each time.
     """
     if not rows:
         return
-    if connection.dialect.name == "postgresql":
+    if dialect == "postgresql":
         key = itemgetter(*(columns.index(column.name) for column in table.primary_key))
         rows = sorted(rows, key=key)  # in one order, or two writers would wait for each other
         statement = _from_arrays(table, columns, overwrite, when)
         is_bytes = [isinstance(table.c[name].type, LargeBinary) for name in columns]
         for some in parts(rows, _ROWS_AT_ONCE[0]):
             arrays = zip(is_bytes, zip(*some, strict=True), strict=True)
-            given = tuple(list(array) if binary else _json(array).decode() for binary, array in arrays)
-            connection.exec_driver_sql(statement, given)
+            yield statement, tuple(list(array) if binary else _json(array).decode() for binary, array in arrays)
         return
     for index, name in enumerate(columns):
         if isinstance(table.c[name].type, JSON):
@@ -327,7 +320,7 @@ def _write(
             continue
         while len(rows) - at >= size:
             given = tuple(chain.from_iterable(rows[at : at + size]))
-            connection.exec_driver_sql(f"{begin}{', '.join([marks] * size)}{end}", given)
+            yield f"{begin}{', '.join([marks] * size)}{end}", given
             at += size
 
 

@@ -16,7 +16,7 @@ from ..capture.records import Reward
 from ..errors import RewardError, StoreError
 from ..settings import Settings
 from . import tables as t
-from .apply import CONTENT_LOCK, derive, insert_new, insert_rows, make_rows
+from .apply import CONTENT_LOCK, derive, insert, insert_new, prepare
 from .database import Database
 from .reading import chunks, parts
 
@@ -41,7 +41,7 @@ def add_reward(
     record = Reward(uuid.uuid4().hex, trajectory_id, None, name, float(value), source, now)
     with database.write() as connection:
         _check_known(connection, trajectory_id, database.name)
-        touched = insert_rows(connection, make_rows([record], journal="", settings=settings))
+        touched = insert(connection, prepare([record], dialect=connection.dialect.name, journal="", settings=settings))
         derive(connection, touched, settings, now)
 
 

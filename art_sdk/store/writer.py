@@ -24,7 +24,7 @@ from ..capture.records import Record
 from ..errors import StoreError
 from ..settings import Settings
 from . import tables as t
-from .apply import Rows, Touched, derive, insert_rows, make_rows, upsert
+from .apply import Prepared, Touched, derive, insert, prepare, upsert
 from .database import Database, RecordsRefused
 from .queue import refresh_groups
 
@@ -175,11 +175,11 @@ class Writer:
                 log.error("journal %s: %d unreadable records were skipped", path, batch.corrupt)
                 self._unreadable += batch.corrupt
             row = {"file": path.name, "position": batch.position, "corrupt": batch.corrupt}
-            self._write(path, batch.records, row, batch.rows)
+            self._write(path, batch.records, row, batch.prepared)
             self._positions[path.name] = batch.position
 
-    def _batches(self, path: Path, position: int, end: int) -> Iterator["_Batch"]:
-        """What is in a journal from `position` to its end. The next is read while the one before is written: the
+    def _batches(self, path: Path, position: int, end: int) -> "Iterator[_Batch]":
+        """What is in a journal from `position` to its end. The next is prepared while the one before is written: the
         drivers leave Python's lock free meanwhile."""
         batch = self._read(path, position)
         while batch is not None:
@@ -189,20 +189,25 @@ class Writer:
 
     def _read(self, path: Path, position: int) -> "_Batch | None":
         """The next part of a journal; None where no whole record follows."""
-        found = _read(path, position)
+        found = _read_records(path, position)
         if found is None:
             return None
         records, corrupt, position = found
         try:
-            rows = make_rows(records, journal=_owner(path), settings=self._settings)
+            prepared = self._prepare(path, records)
         except Exception:  # of one record: who writes them finds which
-            rows = None
-        return _Batch(records, rows, corrupt, position)
+            prepared = None
+        return _Batch(records, prepared, corrupt, position)
 
-    def _write(self, path: Path, records: list[Record], row: dict[str, Any] | None, rows: Rows | None = None) -> None:
+    def _prepare(self, path: Path, records: list[Record]) -> Prepared:
+        return prepare(records, dialect=self._open().dialect, journal=_owner(path), settings=self._settings)
+
+    def _write(
+        self, path: Path, records: list[Record], row: dict[str, Any] | None, prepared: Prepared | None = None
+    ) -> None:
         """Apply the records; one that the store can't take is skipped and stops no other."""
         try:
-            self._transaction(rows or make_rows(records, journal=_owner(path), settings=self._settings), row)
+            self._transaction(prepared or self._prepare(path, records), row)
         except Exception as error:
             if not records or not _is_records_fault(error):
                 raise
@@ -215,10 +220,10 @@ class Writer:
                 self._unreadable += 1
                 self._write(path, [], row)
 
-    def _transaction(self, rows: Rows, row: dict[str, Any] | None) -> None:
+    def _transaction(self, prepared: Prepared, row: dict[str, Any] | None) -> None:
         database = self._open()
         with database.write() as connection:
-            touched = insert_rows(connection, rows)
+            touched = insert(connection, prepared)
             if database.one_writer:
                 self._derive(connection, touched, row)
         if not database.one_writer:
@@ -273,14 +278,14 @@ class Writer:
 
 class _Batch(NamedTuple):
     records: list[Record]
-    rows: Rows | None
-    """Of all the records; None where one of them can't be made a row."""
+    prepared: Prepared | None
+    """None where one of the records can't be made a row."""
     corrupt: int
     position: int
     """Where in the journal it ends."""
 
 
-def _read(path: Path, position: int) -> tuple[list[Record], int, int] | None:
+def _read_records(path: Path, position: int) -> tuple[list[Record], int, int] | None:
     """The records of the next part of a journal, how many were unreadable, and where it ends."""
     with path.open("rb") as file:
         file.seek(position)

@@ -10,7 +10,7 @@ from art_sdk.capture import spans as names
 from art_sdk.capture.content import to_content
 from art_sdk.capture.records import Completion, Content, Group, Record, Reward, SpanEnd, SpanStart
 from art_sdk.settings import Settings
-from art_sdk.store.apply import derive, insert_rows, make_rows
+from art_sdk.store.apply import derive, insert, prepare
 from art_sdk.store.database import Database
 
 SECOND = 1_000_000_000
@@ -86,7 +86,8 @@ def group(number: int, size: int, created_at: int = 0) -> Group:
 
 def apply(connection: Connection, records: Iterable[Record], *, journal: str, settings: Settings, now: int) -> None:
     """Write the records in one transaction, as a writer does that is alone."""
-    derive(connection, insert_rows(connection, make_rows(records, journal=journal, settings=settings)), settings, now)
+    prepared = prepare(records, dialect=connection.dialect.name, journal=journal, settings=settings)
+    derive(connection, insert(connection, prepared), settings, now)
 
 
 def cut_others(database: Database) -> None:
