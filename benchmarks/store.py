@@ -326,11 +326,16 @@ def drain(home: Path, database: Database) -> float:
 
 def insert_raw(source: Database, target: Database, journal_bytes: int) -> float:
     """Seconds in which the driver inserts all rows of one store into another with `executemany`: as many rows in a
-    transaction as the writer takes at once."""
+    transaction as the writer takes at once, and in the order in which the trajectories came."""
     rows: dict[Any, list[tuple[Any, ...]]] = {}
     with source.read() as connection:
+        runs = connection.execute(select(t.trajectories.c.id).order_by(t.trajectories.c.started_at)).scalars()
+        came = {run: number for number, run in enumerate(runs)}
         for table in t.metadata.sorted_tables:
             rows[table] = [tuple(row) for row in connection.exec_driver_sql(f'SELECT * FROM "{table.name}"')]
+            if "trajectory_id" in table.c:
+                at = list(table.c.keys()).index("trajectory_id")
+                rows[table].sort(key=lambda row, at=at: came.get(row[at], 0))  # type: ignore[misc]
     batches = max(1, round(journal_bytes / _READ_BYTES))
     mark = "?" if source.dialect == "sqlite" else "%s"
     with target.engine.connect() as held:

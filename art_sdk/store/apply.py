@@ -306,7 +306,7 @@ def _statements(
         rows = sorted(rows, key=key)  # in one order, or two writers would wait for each other
         statement = _from_arrays(table, columns, overwrite, when)
         is_bytes = [isinstance(table.c[name].type, LargeBinary) for name in columns]
-        for some in parts(rows, _ROWS_AT_ONCE[0]):
+        for some in parts(rows, _ROWS_AT_ONCE):
             arrays = zip(is_bytes, zip(*some, strict=True), strict=True)
             yield statement, tuple(list(array) if binary else _json(array).decode() for binary, array in arrays)
         return
@@ -314,18 +314,12 @@ def _statements(
         if isinstance(table.c[name].type, JSON):
             rows = [(*row[:index], _json(row[index]).decode(), *row[index + 1 :]) for row in rows]
     begin, marks, end = _of_many_rows(table, columns, overwrite, when)
-    at = 0
-    for size in _ROWS_AT_ONCE:
-        if size * len(columns) > _MOST_PARAMETERS:
-            continue
-        while len(rows) - at >= size:
-            given = tuple(chain.from_iterable(rows[at : at + size]))
-            yield f"{begin}{', '.join([marks] * size)}{end}", given
-            at += size
+    for some in parts(rows, _MOST_PARAMETERS // len(columns)):
+        yield f"{begin}{', '.join([marks] * len(some))}{end}", tuple(chain.from_iterable(some))
 
 
-_ROWS_AT_ONCE = (1024, 256, 64, 16, 4, 1)
-"""Few sizes, so that the driver knows the statements."""
+_ROWS_AT_ONCE = 1024
+"""In one of Postgres's statements."""
 _MOST_PARAMETERS = 32_766
 """SQLite's bound for one statement."""
 

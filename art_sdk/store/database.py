@@ -137,7 +137,8 @@ def _create(url: str, create: bool) -> Engine:
         if parsed.get_backend_name() == "postgresql":
             # libpq's own defaults wait for minutes on a server that has vanished.
             parsed = parsed.set(query={**_POSTGRES_DEFAULTS, **parsed.query})
-        engine = create_engine(parsed, pool_pre_ping=parsed.get_backend_name() == "postgresql")
+        given = {"cached_statements": _CACHED_STATEMENTS} if parsed.get_backend_name() == "sqlite" else {}
+        engine = create_engine(parsed, connect_args=given, pool_pre_ping=parsed.get_backend_name() == "postgresql")
     except ImportError as error:
         raise StoreError(
             f"the trajectory store needs a driver that is not installed ({error.name}): {install_command('postgres')}"
@@ -149,6 +150,10 @@ def _create(url: str, create: bool) -> Engine:
         event.listen(engine, "connect", _on_sqlite_connect)
         event.listen(engine, "begin", _on_sqlite_begin)
     return engine
+
+
+_CACHED_STATEMENTS = 32
+"""Of each SQLite connection. One that the writer makes for thousands of rows is as large as they are."""
 
 
 def _create_file(path: str | None, create: bool) -> None:
