@@ -5,7 +5,7 @@ Five measurements: ingest through the real path (journals that capture wrote →
 bytes on disk; eight processes that write while two claim. Postgres is a real one, started from a package, or the one
 that `ART_TEST_POSTGRES_URL` names.
 
-Prints tables and, last, one JSON line. `make bench NAME=store`, about 25 minutes on two cores, `ARGS=--quick` (a
+Prints tables and, last, one JSON line. `make bench NAME=store`, six to eight minutes on two cores, `ARGS=--quick` (a
 hundred thousand trajectories at most) under two.
 """
 
