@@ -6,7 +6,7 @@ bytes on disk; eight processes that write while two claim. Postgres is a real on
 that `ART_TEST_POSTGRES_URL` names.
 
 Prints tables and, last, one JSON line. `make bench NAME=store`, six to eight minutes on two cores, `ARGS=--quick` (a
-hundred thousand trajectories at most) under two.
+hundred thousand trajectories at most) under one.
 """
 
 import argparse
