@@ -137,8 +137,9 @@ def _create(url: str, create: bool) -> Engine:
         if parsed.get_backend_name() == "postgresql":
             # libpq's own defaults wait for minutes on a server that has vanished.
             parsed = parsed.set(query={**_POSTGRES_DEFAULTS, **parsed.query})
-        given = {"cached_statements": _CACHED_STATEMENTS} if parsed.get_backend_name() == "sqlite" else {}
-        engine = create_engine(parsed, connect_args=given, pool_pre_ping=parsed.get_backend_name() == "postgresql")
+            engine = create_engine(parsed, pool_pre_ping=True)
+        else:
+            engine = create_engine(parsed, connect_args={"cached_statements": _CACHED_STATEMENTS})
     except ImportError as error:
         raise StoreError(
             f"the trajectory store needs a driver that is not installed ({error.name}): {install_command('postgres')}"
