@@ -157,21 +157,28 @@ class Bench:
     def ingest(self) -> dict[str, Any]:
         home = self.captured(self.sizes.ingested)
         journal_bytes = sum(file.stat().st_size for file in (home / "journal").iterdir())
-        rates: dict[str, dict[str, list[float]]] = {e: {"ours": [], "raw": []} for e in ("sqlite", "postgresql")}
+        ways = ("ours", "raw", "sorted")
+        rates: dict[str, dict[str, list[float]]] = {e: {way: [] for way in ways} for e in ("sqlite", "postgresql")}
         for _ in range(self.sizes.rounds):
             for engine, found in rates.items():
-                with self.store(engine) as database, self.store(engine) as empty:
+                with self.store(engine) as database:
                     found["ours"].append(self.sizes.ingested / drain(home, database))
-                    found["raw"].append(self.sizes.ingested / insert_raw(database, empty, journal_bytes))
-        print(f"\n{'ingest':12} {'trajectories/s':>16} {'raw executemany':>16} {'ours/raw':>9}")
-        result: dict[str, Any] = {"ingest_per_s": {}, "raw_per_s": {}, "ingest_vs_raw": {}}
+                    for way in ways[1:]:
+                        with self.store(engine) as empty:
+                            seconds = insert_raw(database, empty, journal_bytes, by_key=way == "sorted")
+                            found[way].append(self.sizes.ingested / seconds)
+        heads = ("trajectories/s", "raw executemany", "ours/raw", "raw, by key", "ours/raw, by key")
+        print("\n" + f"{'ingest':12}" + "".join(f" {head:>16}" for head in heads))
+        names = ("ingest_per_s", "raw_per_s", "ingest_vs_raw", "raw_by_key_per_s", "ingest_vs_raw_by_key")
+        result: dict[str, Any] = {name: {} for name in names}
         for engine, found in rates.items():
-            ours, raw = (statistics.median(found[key]) for key in ("ours", "raw"))
-            ratio = statistics.median(a / b for a, b in zip(found["ours"], found["raw"], strict=True))
-            print(f"{engine:12} {ours:16.0f} {raw:16.0f} {ratio:9.2f}")
-            result["ingest_per_s"][engine] = round(ours, 1)
-            result["raw_per_s"][engine] = round(raw, 1)
-            result["ingest_vs_raw"][engine] = round(ratio, 3)
+            ours, raw, by_key = (statistics.median(found[way]) for way in ways)
+            ratio, ratio_by_key = (
+                statistics.median(a / b for a, b in zip(found["ours"], found[way], strict=True)) for way in ways[1:]
+            )
+            print(f"{engine:12} {ours:16.0f} {raw:16.0f} {ratio:16.2f} {by_key:16.0f} {ratio_by_key:16.2f}")
+            for name, value in zip(names, (ours, raw, ratio, by_key, ratio_by_key), strict=True):
+                result[name][engine] = round(value, 3)
         return result
 
     # 4. Disk
@@ -324,18 +331,23 @@ def drain(home: Path, database: Database) -> float:
     return seconds
 
 
-def insert_raw(source: Database, target: Database, journal_bytes: int) -> float:
+def insert_raw(source: Database, target: Database, journal_bytes: int, by_key: bool) -> float:
     """Seconds in which the driver inserts all rows of one store into another with `executemany`: as many rows in a
-    transaction as the writer takes at once, and in the order in which the trajectories came."""
+    transaction as the writer takes at once. The rows come as the trajectories came, or sorted `by_key`, which no store
+    that takes up what happens can have: every page of a table is then written once and in turn. Contents, whose key is
+    a hash, are sorted by it both times."""
     rows: dict[Any, list[tuple[Any, ...]]] = {}
     with source.read() as connection:
-        runs = connection.execute(select(t.trajectories.c.id).order_by(t.trajectories.c.started_at)).scalars()
-        came = {run: number for number, run in enumerate(runs)}
         for table in t.metadata.sorted_tables:
-            rows[table] = [tuple(row) for row in connection.exec_driver_sql(f'SELECT * FROM "{table.name}"')]
-            if "trajectory_id" in table.c:
-                at = list(table.c.keys()).index("trajectory_id")
-                rows[table].sort(key=lambda row, at=at: came.get(row[at], 0))  # type: ignore[misc]
+            name, order = f'"{table.name}"', ", ".join(f'found."{column.name}"' for column in table.primary_key)
+            query = f"SELECT found.* FROM {name} AS found"
+            if "trajectory_id" in table.c and not by_key:
+                query += " LEFT JOIN trajectories AS run ON run.id = found.trajectory_id"
+                order = f"run.started_at, {order}"
+            elif table is t.trajectories and not by_key:
+                order = f"found.started_at, {order}"
+            query += f" ORDER BY {order}" if order else ""
+            rows[table] = [tuple(row) for row in connection.exec_driver_sql(query)]
     batches = max(1, round(journal_bytes / _READ_BYTES))
     mark = "?" if source.dialect == "sqlite" else "%s"
     with target.engine.connect() as held:
